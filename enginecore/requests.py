@@ -163,7 +163,7 @@ class Requests:
         scheduler, num_cached = self._scheduler, self._num_cached
         depth, self._draft_depth = self._draft_depth, step.draft_depth  # drafts delay the results of the step behind them
         if not step.prefills:
-            scheduler.counters.step_times.learn(step.num_tokens, step.window > 1, seconds, depth)
+            scheduler.counters.step_times.learn(step.num_tokens, step.window > 1, seconds, depth, len(step.slots))
         self._num_cached = scheduler.counters.cached_tokens
         num_tokens = step.num_tokens + self._num_cached - num_cached
         if scheduler.waiting.first() is not None:

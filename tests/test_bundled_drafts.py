@@ -44,3 +44,22 @@ def test_a_step_of_three_drafts_has_two_and_a_half_tokens(method):
     assert drafted == answers(None)[0]
     print(1 + sum(stats.accepted_by_place) / stats.num_drafts, stats.num_drafts)
     assert 1 + sum(stats.accepted_by_place) / stats.num_drafts >= 2.5
+
+
+@pytest.mark.parametrize("method", MAX_BYTES)
+def test_revisited_prefixes_are_drafted_from_as_cold_ones(method):
+    """Many requests over a few prefixes, more than the cache holds: of the last ones as much is cached as without drafts, and
+    as many drafts are accepted as of the first."""
+    how = {"num_speculative_tokens": 3, "enable_adaptive_verification": False}
+    speculation = SpeculativeConfig(method=method, model=str(BUNDLED_DRAFTS / method), **how)
+    plain, engine = (InlineEngine(BUNDLED, eos=(0, 3), speculation=c, num_blocks=40) for c in (None, speculation))
+    params, turns = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True), []
+    for turn in range(6):
+        asked = [prompt + prompts()[(i + 1) % len(QUESTIONS)] for i, prompt in enumerate(prompts())][turn % 2 :]
+        assert engine.generate(asked, params) == plain.generate(asked, params)
+        assert engine.scheduler.counters.cached_tokens == plain.scheduler.counters.cached_tokens
+        stats = engine.scheduler.counters.windows.so_far()
+        turns.append((sum(stats.accepted_by_place), stats.draft_tokens))
+    cold, last = turns[0], [b - a for a, b in zip(turns[3], turns[4], strict=True)]
+    assert engine.scheduler.counters.cached_tokens > 300
+    assert last[0] / last[1] >= 0.99 * cold[0] / cold[1] > 0

@@ -155,7 +155,7 @@ def test_a_model_that_is_never_right_rests():
     engine.generate([[4, 5, 6]], SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True))
     stats = engine.scheduler.counters.windows.so_far()
     assert 12 <= stats.num_drafts < 40  # until it is clear that none pays, and then one step in 64
-    assert len(depths) < 70 and set(depths) == {1, 2, 4}  # no deeper than steps verify, but before a try
+    assert len(depths) < 70 and set(depths) <= {0, 1, 2, 3, 4}  # no deeper than steps verify, but to learn times
     drafter.draw_tokens = draw  # it is right again: the next tries find that out
     engine.generate([[4, 5, 6]], SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True))
     assert engine.scheduler.counters.windows.so_far().num_drafts > stats.num_drafts + 30

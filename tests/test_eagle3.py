@@ -20,6 +20,7 @@ LAYOUTS = {
     "few ids": ({"draft_vocab": 300}, {}),
     "narrow": ({"size": 48, "draft_vocab": 300}, {}),
     "norms": ({"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}, {}),
+    "norms of each tap": ({"draft_vocab": 200, "fc_norm": True}, {"speculators": True}),
     "speculators": ({"draft_vocab": 200, "norm_before_residual": True}, {"speculators": True}),
     "the target's embedding": ({"embedding": True, "draft_vocab": 300}, {}),
 }
@@ -80,6 +81,15 @@ def test_a_prefix_that_is_hit_is_whole_and_right(tmp_path):
     assert_right(found[before:], head, "llama")
 
 
+def test_late_positions_are_as_the_first(tmp_path):
+    """A head's config may say that it was trained for short texts: its positions go as far as the model's all the same."""
+    head = head_of(draft_vocab=300)
+    engine = engine_with(eagle3(head.save(tmp_path, max_position_embeddings=32), 5), max_model_len=700)
+    found = note_drafts(engine)
+    engine.generate([(PROMPT * 9)[:600]], SamplingParams(max_tokens=40, temperature=0.7, seed=1, ignore_eos=True))
+    assert_right(found, head, "llama", 8)
+
+
 @pytest.mark.parametrize("scheduling", SCHEDULING)
 def test_tokens_are_those_without_drafts(scheduling, tmp_path):
     engine = engine_with(eagle3(head_of(draft_vocab=300).save(tmp_path), 4), **SCHEDULING[scheduling])
@@ -115,7 +125,7 @@ def test_a_head_that_is_never_right_still_reads_every_step(tmp_path):
     [
         ({"taps": (0, 1, 3)}, {}, "it reads the input of layer 3, and the model has layers 0 to 2"),
         ({}, {"eagle_aux_hidden_state_layer_ids": ["a"]}, "must be a list of integers"),
-        ({}, {"fc_norm": True}, "sets fc_norm"),
+        ({}, {"fc_norm": True, "norm_before_fc": True}, "sets norm_before_fc and fc_norm"),
         ({}, {"parallel_drafting": True}, "sets parallel_drafting"),
         ({}, {"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         ({}, {"sliding_window": 8}, "sets sliding_window"),

@@ -1,7 +1,7 @@
 """fp32 on the CPU: whatever is drafted and however steps are scheduled, every request has the tokens that it has without it.
 
-One run has requests with sampling parameters of every kind side by side. Runs differ in FACTORS; every pair of values
-of two factors is in at least one case.
+One run has requests with sampling parameters of every kind side by side, so each kind meets each value of FACTORS. Runs
+differ in these; every pair of values of two factors is in at least one case. Grammars: enginecore/grammar/test_windows.py.
 """
 
 import functools
@@ -10,21 +10,23 @@ from typing import Any
 
 import pytest
 from drafters import DrafterOfTexts, drafting
+from eagle3_heads import head_of
 from inline_engine import InlineEngine
 from thread_ranks import engine_of_ranks
-from tiny_models import VOCAB_SIZE, tiny_model
+from tiny_models import VOCAB_SIZE, root, tiny_model
 
 from quire.ipc.messages.workers import FullAttention
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.speculative_config import SpeculativeConfig
 from quire.workers.models.config import ModelConfigError
+from quire.workers.runner import ModelRunner
 
 MAX_LEN, EOS = 96, 7  # EOS: an id that outputs happen to have
 FACTORS = {
     "family": ["llama", "qwen2-mixed", "deepseek-v3", "gemma3", "gpt-oss", "bloom"],
-    "drafter": ["ngram", "right", "wrong", "some", "random", "eos", "outside", "itself", "another model"],
+    "drafter": ["ngram", "right", "wrong", "some", "random", "eos", "outside", "itself", "another model", "head"],
     "window": [2, 4, 8, 16],
-    "scheduling": ["plain", "chunks", "preemption", "one step in flight", "small blocks", "few samples"],
+    "scheduling": ["plain", "chunks", "preemption", "one step in flight", "small blocks", "few samples", "hits"],
 }
 SCHEDULING = {
     "plain": {},
@@ -33,6 +35,7 @@ SCHEDULING = {
     "one step in flight": {"depth": 1},
     "small blocks": {"block_size": 4, "num_blocks": 500},
     "few samples": {"max_num_seqs": 3},
+    "hits": {},  # all requests come twice, and the second time what they share is found in the cache
     "few rows": {"budget": 7},  # they take turns
 }
 
@@ -118,19 +121,37 @@ def draft_model(name: str, window: int, **more) -> SpeculativeConfig:
     return config(window, **{"method": "draft_model", "model": str(tiny_model(name)), **more})
 
 
+def outputs_again(engine: InlineEngine) -> tuple[dict[int, list[int]], dict[int, list[float]]]:
+    """The outputs of all requests that come a second time, with the keys of the first time."""
+    outputs_of(engine)
+    cached, first = engine.scheduler.counters.cached_tokens, engine.count
+    engine.logprobs.clear()
+    outputs, logprobs = outputs_of(engine)
+    assert engine.scheduler.counters.cached_tokens > cached + 100
+    return {k - (first << 8): v for k, v in outputs.items()}, {k - (first << 8): v for k, v in logprobs.items()}
+
+
+@functools.cache
+def head(family: str) -> str:
+    """The folder of an EAGLE-3 head with random weights."""
+    return str(head_of(family, draft_vocab=300).save(root() / f"speculation-head-{family}"))
+
+
 def engine_with(family: str, drafter: str, window: int, **how) -> InlineEngine:
     models = {"itself": family, "another model": "deepseek-v3" if family == "gemma3" else "gemma3"}
     speculation = draft_model(models[drafter], window) if drafter in models else config(window)
+    if drafter == "head":
+        speculation = config(window, method="eagle3", model=head(family))
     engine = InlineEngine(tiny_model(family), **{"max_model_len": MAX_LEN, "eos": (EOS,), "speculation": speculation, **how})
-    if drafter not in ("ngram", *models):
-        hold(engine, family, drafter)
+    if drafter not in ("ngram", "head", *models):
+        hold(engine.runner, family, drafter)
     return engine
 
 
-def hold(engine: InlineEngine, family: str, drafter: str) -> None:
-    cache = engine.runner.ctx.cache
+def hold(runner: ModelRunner, family: str, drafter: str) -> None:
+    cache = runner.ctx.cache
     group = next(i for i, kind in enumerate(cache.kinds) if isinstance(kind, FullAttention))
-    engine.runner.device.drafter = DrafterOfTexts(cache, group, drafting(drafter, texts_of(family), EOS, VOCAB_SIZE))
+    runner.device.drafter = DrafterOfTexts(cache, group, drafting(drafter, texts_of(family), EOS, VOCAB_SIZE))
 
 
 def assert_equal(got, want) -> None:
@@ -140,14 +161,14 @@ def assert_equal(got, want) -> None:
         assert logprobs[key] == pytest.approx(values, abs=1e-4)
 
 
-ALWAYS = 9
+ALWAYS = 8
 CASES = [case if i < ALWAYS else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs(FACTORS))]
 # The same for models with recurrent layers: each kind of recurrence, and one beside attention.
 RECURRENT = {
     **FACTORS,
     "family": ["qwen3.5", "kimi-linear", "nemotron-h", "lfm2", "falcon-h1"],
     "drafter": ["ngram", "right", "wrong", "some", "random", "eos"],
-    "scheduling": [*FACTORS["scheduling"], "few rows"],
+    "scheduling": [*[how for how in FACTORS["scheduling"] if how != "hits"], "few rows"],
 }
 RECURRENT_CASES = [case if i < 5 else pytest.param(*case, marks=pytest.mark.slow) for i, case in enumerate(pairs(RECURRENT))]
 
@@ -155,7 +176,7 @@ RECURRENT_CASES = [case if i < 5 else pytest.param(*case, marks=pytest.mark.slow
 @pytest.mark.parametrize(("family", "drafter", "window", "scheduling"), [*CASES, *RECURRENT_CASES])
 def test_tokens_are_those_without_drafts(family, drafter, window, scheduling):
     engine = engine_with(family, drafter, window, **SCHEDULING[scheduling])
-    assert_equal(outputs_of(engine), without_drafts(family))
+    assert_equal((outputs_again if scheduling == "hits" else outputs_of)(engine), without_drafts(family))
     stats = engine.scheduler.counters.windows.so_far()
     assert stats.draft_tokens > 0
     if drafter == "right":
@@ -205,19 +226,29 @@ def test_blocks_that_windows_fill_are_hit():
     assert engine.scheduler.counters.cached_tokens == (len(prompt + output) - 1) // 16 * 16
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "some", "itself"])
-def test_ranks_accept_alike(drafter):
-    speculation = draft_model("llama", 8) if drafter == "itself" else config(8)
-    engine = engine_of_ranks(tiny_model("llama"), 2, max_model_len=MAX_LEN, eos=(EOS,), speculation=speculation)
+@pytest.mark.parametrize(
+    ("family", "drafter"),
+    [
+        ("llama", "ngram"),
+        ("llama", "some"),
+        ("llama", "itself"),
+        ("deepseek-v3", "some"),
+        ("gemma3", "some"),
+        ("gpt-oss", "ngram"),
+    ],
+)
+def test_ranks_accept_alike(family, drafter):
+    speculation = draft_model(family, 8) if drafter == "itself" else config(8)
+    engine = engine_of_ranks(tiny_model(family), 2, max_model_len=MAX_LEN, eos=(EOS,), speculation=speculation)
     if drafter == "some":
         for runner in engine.runner.runners:
-            runner.device.drafter = DrafterOfTexts(runner.ctx.cache, 0, drafting(drafter, texts_of("llama"), EOS, VOCAB_SIZE))
+            hold(runner, family, drafter)
     for prompt, params in requests():
         if params.logprobs is None:
             engine.add(prompt, params)
     outputs = engine.run()
     wanted = [params for _, params in requests()]
-    expected, _ = without_drafts("llama")
+    expected, _ = without_drafts(family)
     names = [i + 1 for i, params in enumerate(wanted) if params.logprobs is None]
     renamed = {names[(key >> 8) - 1] << 8 | key & 255: tokens for key, tokens in outputs.items()}
     assert renamed == {key: tokens for key, tokens in expected.items() if key >> 8 in names}
@@ -229,7 +260,7 @@ def test_drafts_that_are_never_right_are_soon_only_tried():
     engine = InlineEngine(
         tiny_model("llama"), speculation=SpeculativeConfig(method="ngram", num_speculative_tokens=4), max_model_len=400
     )
-    hold(engine, "llama", "outside")
+    hold(engine.runner, "llama", "outside")
     params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
     engine.generate([[4, 5, 6]], params)
     assert engine.scheduler.counters.windows.so_far().num_drafts < 45  # 32 steps, those in flight then, and one in 64

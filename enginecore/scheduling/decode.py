@@ -95,7 +95,7 @@ class DecodeRows:
         if len(rows) > budget:  # take turns
             micro_batch.rows = np.concatenate([rows[budget:], rows[:budget]])
             rows = rows[:budget]
-        build.window = self._windows.wanted(len(rows))
+        build.window = self._windows.wanted(rows)
         lacking = self._lacking(rows, build.window)
         if build.window > 1 and lacking.sum() * self._kv.num_groups > self._kv.pool.num_available:
             build.window, lacking = 1, self._lacking(rows, 1)

@@ -102,7 +102,7 @@ class WindowRowStates(RowStates):
         """The row's state may reach its place in this step."""
         t, held, place = self._slots, self._slots.sequence(slot).blocks, int(self._place[slot])
         if not self._pending[slot] and t.sched_tokens[slot] == t.sched_upper[slot]:  # its length is known, as without windows
-            if t.sched_tokens[slot] - 1 == place:
+            if t.sched_tokens[slot] - 1 == place and t.sched_tokens[slot] < t.final_len[slot]:  # else it is at its end: `leave`
                 self._copies += self._kv.states.leave_while_decoding(held, place)
         elif state := self._kv.states.promise(held, place):
             self._due[slot] = (slot, place, state, 0)

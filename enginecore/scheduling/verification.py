@@ -1,119 +1,147 @@
-"""Verification: how many drafts a step verifies, so that most tokens a second are expected. No I/O.
+"""Verification: how many drafts a step has, and how deep they are made, so that most tokens a second are expected. No I/O.
 
-    expected tokens     one a row, and the drafts that will be accepted. A row has a draft at a place if the drafter goes so
-                        far, and it is accepted if it and all before it are right: both are learnt by place, over all rows
-    expected seconds    of a step of as many tokens (step_times.py), so weights, context and experts price themselves
-    the choice          among as many drafts as make a step of each size. The device gives them to the rows where they are
-                        accepted most likely (kernels/step/survival.py); here all rows count alike, so it does no worse
+    expected tokens     one a row, and the drafts that will be accepted (acceptance.py). The device gives a step's drafts to
+                        the rows where they are accepted most likely, and so it is counted here
+    expected seconds    of a step of as many tokens, and of a model that drafts so deep (step_times.py): so weights,
+                        context, experts and drafters price themselves
+    the choice          among as many drafts as make a step of each size, or as all rows have at each depth
 
-Where no number of drafts pays, only one step in TRY_EVERY verifies some: one of each of TRY_ROWS rows. Where some number pays,
-one step in TRY_EVERY has none, or the next larger or smaller number, since times change with the context. Owned by Windows.
+A model makes the drafts of a step behind the step before. Where nothing is known of its times yet, some steps verify none:
+behind no drafts, behind one of each row, and behind several. Where no number of drafts pays, only one step in TRY_EVERY
+verifies some: one of each of TRY_ROWS rows. Where some number pays, one step in TRY_EVERY has none, or the next larger or
+smaller number, since times change with the context. Owned by Windows.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
+from quire.enginecore.scheduling.acceptance import Acceptance
+from quire.enginecore.scheduling.sequence import Slots
 from quire.enginecore.scheduling.step_times import SIZES, StepTimes, index_of
-from quire.ipc.step.sections import MAX_DRAFTS
 
 TRY_EVERY = 64  # steps
 TRY_ROWS = 8
-CHOOSE_EVERY = 4  # steps: a choice takes 40 us
-LEAST_GAIN = 0.02  # of tokens a second, for drafts to be verified at all
-MEMORY_ROWS, MEMORY_STEPS = 64, 2  # what is learnt is of as many rows and steps, whichever are more
-AT_FIRST = 0.7  # a draft's chance to be right as long as nothing is known
+CHOOSE_EVERY = 4  # steps: a choice takes 200 us
+FIRST_STEPS, FIRST_DEPTH = 40, 7  # at most, to learn the times of a model that drafts
+FIRST_DRAFTS = 32  # until so many were verified, some are
+LEAST_GAIN = 0.02  # of tokens a second, for drafts to be verified where none were
+LEAST_GAIN_READ = 0.05  # the same, if a model must first read, for many steps, what it has not while it rested
+MEMORY_ROWS, MEMORY_OF_TRIES = 128, 32  # what is learnt is of as many rows; few are tried, so they count for more
+CHANGE_GAIN = 0.005  # for another number of them
+NEAR = 0.002  # a smaller number that is so near to the best one is as good
+
+
+class Drafts(NamedTuple):
+    """How many drafts a step verifies."""
+
+    tokens: int = 0  # of all rows
+    depth: int = 0  # at most, of one row
 
 
 class Verification:
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
-        # by place, in rows: that may have had a draft there, that had one, that reached it, in which it was right
-        self._asked, self._drafted, self._reached, self._right = np.zeros((4, MAX_DRAFTS))
-        self._steps = 0
-        self._chosen = (0, 0, 0, 0)  # for rows, most drafts of a row, and of all: draft tokens
-        self.tries = False  # the step that was last asked for only tries
+    """made_ahead: for how many steps before a try a model must make drafts; 0: drafts take no time."""
 
-    def draft_tokens(self, num_rows: int, most: int, room: int) -> int:
-        """How many drafts the next step of so many decode rows should have. most: of one row. room: of all."""
+    def __init__(self, times: StepTimes, slots: Slots, made_ahead: int = 0) -> None:
+        self._times, self._made_ahead = times, made_ahead
+        self._acceptance = Acceptance(slots, made_ahead > 0)
+        self._steps = self._first_steps = 0
+        self._chosen_for = (0, 0, 0)  # rows, most drafts of a row, and of all
+        self._chosen = Drafts()
+        self.tries = False  # the step that was last asked for has drafts of TRY_ROWS rows only
+        self.depth_behind = 0  # of the drafts that a model makes behind that step
+
+    def drafts(self, rows: np.ndarray, most: int, room: int) -> Drafts:
+        """The drafts of the next step, which has these slots' decode rows. most: of one row. room: of all."""
         self._steps += 1
-        self.tries = False
-        room = min(room, num_rows * most)
+        self.tries, self.depth_behind = False, 0
+        room = min(room, len(rows) * most)
         if room <= 0:
-            return 0
-        if self._chosen[:3] != (num_rows, most, room) or self._steps % CHOOSE_EVERY == 0:
-            self._chosen = num_rows, most, room, self._choose(num_rows, most, room)
-        chosen = self._chosen[3]
+            return Drafts()
+        if (depth := self._unknown(len(rows), most)) is not None:
+            self.depth_behind = depth
+            return Drafts()
+        about = len(rows), most, room
+        if self._chosen_for != about or self._steps % CHOOSE_EVERY == 0:
+            self._chosen_for, self._chosen = about, self._choose(rows, most, room)
+        self.depth_behind = self._behind(about)
+        return self._drafts(about)
+
+    def _drafts(self, about: tuple[int, int, int]) -> Drafts:
         turn, is_other = divmod(self._steps, TRY_EVERY)
         if is_other:
-            return chosen
-        if not chosen:
+            return self._chosen
+        if not self.pays:
             self.tries = True
-            return min(num_rows, TRY_ROWS)
-        numbers = self._numbers(num_rows, room)
-        at = numbers.index(chosen)
-        return (0, numbers[min(at + 1, len(numbers) - 1)], numbers[max(at - 1, 0)])[turn % 3]
+            return Drafts(min(about[0], TRY_ROWS), 1)
+        return (Drafts(), self._other(about, 1), self._other(about, -1))[turn % 3]
+
+    def _behind(self, about: tuple[int, int, int]) -> int:
+        """How deep a model drafts behind the step that is asked for: not at all behind one that tries no drafts, so that steps
+        without drafts before them are met, too."""
+        before = -self._steps % TRY_EVERY  # steps before the next try
+        if not self.pays:
+            return int(0 < before <= self._made_ahead)
+        if not before and self._steps // TRY_EVERY % 3 == 0:
+            return 0
+        return max(self._chosen.depth, self._other(about, 1).depth) if before == 1 else self._chosen.depth
 
     @property
     def pays(self) -> bool:
-        """Whether the step that was last asked for should have drafts, a try or not; so it is said until one was asked for."""
-        return self._steps == 0 or self._chosen[3] > 0
+        """Whether steps have drafts that are no tries."""
+        return self._chosen.tokens > 0
 
-    def rests(self, steps: int) -> bool:
-        """Whether none of so many steps behind the one that was last asked for will verify any drafts."""
-        return not self.pays and not self.tries_within(steps)
+    def _unknown(self, num_rows: int, most: int) -> int | None:
+        """How deep a model must draft behind the next step, so that its times become known; None: they are, or will not be."""
+        if not self._made_ahead or self._first_steps >= FIRST_STEPS:
+            return None
+        depths = 1, min(most, FIRST_DEPTH)
+        known = [self._times.knows_step(num_rows), *(self._times.knows_drafts(depth) for depth in depths)]
+        if all(known):
+            return None
+        self._first_steps += 1
+        return (0, *depths)[known.index(False)]
 
-    def tries_within(self, steps: int) -> bool:
-        """Whether one of so many steps behind the one that was last asked for verifies another number than the chosen one."""
-        return 0 < -self._steps % TRY_EVERY <= steps
-
-    def window(self, num_rows: int, draft_tokens: int, most: int) -> int:
-        """Most tokens of a row if so many drafts are shared out."""
-        offered = num_rows * self._have_draft()[:most].cumsum()
-        return 2 + int(np.searchsorted(offered[: most - 1], draft_tokens)) if draft_tokens else 1
-
-    def observe(self, windows: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, most: int) -> None:
-        """A step with drafts has returned. int [rows]: the most tokens of each, its drafts, and how many of them were right.
-
-        most: of the drafts of all rows. If there are as many, some rows may have had more."""
-        places = np.arange(MAX_DRAFTS)
-        had = drafted[:, None] > places
-        reached = had & (accepted[:, None] >= places)
-        known = drafted.max(initial=0) - 1 if drafted.sum() >= most else MAX_DRAFTS
-        asked = (windows[:, None] - 1 > places) & (places < known)
-        memory = max(MEMORY_ROWS, MEMORY_STEPS * len(drafted))
-        for counts, seen in (
-            ((self._asked, self._drafted), (asked, asked & had)),
-            ((self._reached, self._right), (reached, accepted[:, None] > places)),
-        ):
-            for count, of_rows in zip(counts, seen, strict=True):
-                count += of_rows.sum(0)
-            scale = np.minimum(memory / np.maximum(counts[0], 1), 1.0)
-            for count in counts:
-                count *= scale
+    def observe(self, slots: np.ndarray, windows: np.ndarray, drafted: np.ndarray, accepted: np.ndarray, most: int) -> None:
+        """A step with drafts has returned: see `Acceptance.observe`."""
+        self._acceptance.observe(slots, windows, drafted, accepted, most, MEMORY_ROWS if self.pays else MEMORY_OF_TRIES)
 
     # ------------------------------------------------------------------------------------------------------ the choice
-    def _have_draft(self) -> np.ndarray:
-        """The chance that a row has a draft at each place."""
-        return np.minimum.accumulate((self._drafted + 1) / (self._asked + 1))
-
-    def _is_right(self) -> np.ndarray:
-        """The chance that the drafts up to each place are all right, if they are there."""
-        chances, before = np.ones(MAX_DRAFTS), AT_FIRST
-        for place in range(MAX_DRAFTS):
-            before = chances[place] = (self._right[place] + before) / (self._reached[place] + 1)
-        return np.cumprod(chances)
+    def _other(self, about: tuple[int, int, int], change: int) -> Drafts:
+        """The next larger or smaller number of drafts; a larger one may be deeper, too."""
+        num_rows, most, room = about
+        numbers = self._numbers(num_rows, room)
+        at = int(np.searchsorted(numbers, self._chosen.tokens)) + change
+        depths = depths_up_to(most)
+        deeper = depths.index(self._chosen.depth) + max(change, 0)
+        return Drafts(numbers[min(max(at, 0), len(numbers) - 1)], depths[min(deeper, len(depths) - 1)])
 
     def _numbers(self, num_rows: int, room: int) -> list[int]:
-        """Numbers of drafts to choose among: none, and those that make a step of each size."""
+        """Numbers of drafts that make a step of each size."""
         sizes = SIZES[index_of(num_rows) : index_of(num_rows + room) + 1]
-        return [0, *(min(size - num_rows, room) for size in sizes if size > num_rows)]
+        return [min(size - num_rows, room) for size in sizes if size > num_rows]
 
-    def _choose(self, num_rows: int, most: int, room: int) -> int:
-        numbers = self._numbers(num_rows, room)
-        have = self._have_draft()[:most]
-        offered = np.concatenate([[0.0], num_rows * have.cumsum()])  # drafts up to each place
-        right = np.concatenate([[0.0], num_rows * (have * self._is_right()[:most]).cumsum()])
-        tokens = num_rows + np.interp(numbers, offered, right)
-        seconds = [self._times.seconds(num_rows + number, number > 0) for number in numbers]
-        rates = tokens / np.asarray(seconds)
-        best = int(rates.argmax())
-        return numbers[best] if rates[best] > (1 + LEAST_GAIN) * rates[0] else 0
+    def _choose(self, rows: np.ndarray, most: int, room: int) -> Drafts:
+        num_rows, depths = len(rows), depths_up_to(most)
+        all_of_them = (min(num_rows * depth, room) for depth in depths)
+        numbers = np.unique([*self._numbers(num_rows, room), *all_of_them])
+        offered, right = self._acceptance.worth(rows, most)
+        tokens = num_rows + np.stack([np.interp(numbers, offered[depth - 1], right[depth - 1]) for depth in depths])
+        seconds = np.array([self._times.seconds(num_rows + int(number), True) for number in numbers])
+        making = np.array(self._times.of_depths(depths, num_rows))
+        rates = tokens / (seconds + making[:, None])
+        best = rates.max()
+        least = 0.0 if self.pays else LEAST_GAIN_READ if self._made_ahead > 1 else LEAST_GAIN
+        if best < (1 + least) * num_rows / self._times.seconds(num_rows, False):
+            return Drafts(min(num_rows, room), 1) if self._acceptance.num_reached < FIRST_DRAFTS else Drafts()
+        number = int(np.searchsorted(numbers, self._chosen.tokens))
+        is_there = number < len(numbers) and numbers[number] == self._chosen.tokens and self._chosen.depth in depths
+        if is_there and rates[depths.index(self._chosen.depth), number] > (1 - CHANGE_GAIN) * best:
+            return self._chosen
+        depth, number = divmod(int((rates >= (1 - NEAR) * best).argmax()), len(numbers))
+        return Drafts(int(numbers[number]), depths[depth])
+
+
+def depths_up_to(most: int) -> list[int]:
+    """Numbers of drafts of a row to choose among: few, since a model's passes of each are captured by themselves."""
+    return sorted({most, *(size - 1 for size in SIZES if 1 < size <= most)})

@@ -2,7 +2,7 @@
 
 import itertools
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scheduler_harness import VOCAB, Harness
 
@@ -22,6 +22,7 @@ requests = st.fixed_dictionaries(
         "n": st.integers(1, 3),
     }
 )
+ONE = {"family": 0, "priority": 0, "salt": b"", "penalty": False, "ignore_eos": False}
 events = st.lists(
     st.one_of(
         st.tuples(st.just("add"), requests),
@@ -88,6 +89,23 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
     has_model=st.booleans(),
     states=st.sampled_from([0, 0, 3, 5, 9, 20]),
     chunk=st.sampled_from([4, 8, 16]),
+)
+# The state of a row whose last token is in flight is not copied: nothing goes on there.
+@example(
+    first=[{**ONE, "prompt": 1, "max_tokens": 5, "n": 2}],
+    events=[],
+    blocks=16,
+    windows=(0,),
+    budget=3,
+    seqs=1,
+    caching=False,
+    eos=False,
+    look_ahead=False,
+    drafts=1,
+    adapts=True,
+    has_model=True,
+    states=3,
+    chunk=4,
 )
 def test_any_history_with_drafts_ends_every_request_once_with_its_own_tokens(
     first, events, blocks, windows, budget, seqs, caching, eos, look_ahead, drafts, adapts, has_model, states, chunk

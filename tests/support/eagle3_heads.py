@@ -9,7 +9,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 EPS = 1e-5
 HIDDEN, TAPS = 64, (0, 1, 2)  # of the tiny llama
-PLAIN = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
+PLAIN = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
 
 
 class Head:
@@ -39,6 +39,8 @@ class Head:
             self.rest["embed_tokens"] = new(vocab, d, std=1.0)
         if self.flags["norm_before_fc"]:
             self.rest["input_norm"] = 1 + new(3 * target_size)
+        if self.flags["fc_norm"]:
+            self.rest |= {f"fc_norm.{i}": 1 + new(target_size) for i in range(3)}
         chosen = torch.randperm(vocab, generator=generator)[: self.draft_vocab].sort().values
         self.ids = torch.arange(vocab) if draft_vocab is None else chosen
 
@@ -62,7 +64,7 @@ class Head:
         own |= {} if self.taps is None else {"eagle_aux_hidden_state_layer_ids": list(self.taps)}
         if speculators:
             config = {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], **own}
-            config |= {"transformer_layer_config": inner, "target_hidden_size": self.target_size, "fc_norm": False}
+            config |= {"transformer_layer_config": inner, "target_hidden_size": self.target_size}
         else:
             config = {**inner, "architectures": ["LlamaForCausalLMEagle3"], **own}
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
@@ -72,6 +74,9 @@ class Head:
         """Logits [1 + len(drafts), vocab] behind `ids`, and behind each of `drafts`. taps: [len(ids) - 1 or more, 3 H]."""
         if self.flags["norm_before_fc"]:
             taps = rms_norm(taps, taps.shape[-1:], self.rest["input_norm"], EPS)
+        if self.flags["fc_norm"]:
+            each = zip(taps.chunk(3, 1), (self.rest[f"fc_norm.{i}"] for i in range(3)), strict=True)
+            taps = torch.cat([rms_norm(x, x.shape[-1:], weight, EPS) for x, weight in each], 1)
         features = [*(taps[: len(ids) - 1] @ self.rest["fc"].T)]
         tokens, logits = list(ids[1:]), []
         for draft in [*drafts, None]:

@@ -1,6 +1,6 @@
 """Eagle3Head: a head of one layer that drafts from the target's hidden states (EAGLE-3, arXiv:2503.01840).
 
-    feature(t)  = fc(the target's residual stream at token t, as it enters three of the layers)
+    feature(t)  = fc(the target's residual stream at token t, as it enters three of the layers; or norms of them)
     entry(t)    : attention's input is norm(embedding of token t) beside norm(feature of the token before it); the residual is
                   that feature, or its norm if the config has norm_before_residual
     logits      = lm_head(norm(output)) over a part of the target's ids: id i of the head is i + d2t[i]
@@ -129,7 +129,10 @@ class Eagle3Head(Head):
         taps = len(config.taps) * theirs.hidden_size
         if config.norm_before_fc:
             self.input_norm = make_norm(layer.model.norm, taps, dtype, parallel.device)
-        self._norms = config.norm_before_fc
+        if config.fc_norm:
+            norm = layer.model.norm, theirs.hidden_size, dtype, parallel.device
+            self.fc_norm = nn.ModuleList([make_norm(*norm) for _ in config.taps])
+        self._norms, self._norms_each = config.norm_before_fc, config.fc_norm
         self.fc = Linear(whole(taps), {"fc": whole(layer.hidden_size)}, False, Placement(dtype, parallel))
         outputs = {"lm_head": parallel.vocabulary(config.draft_vocab_size)}
         self.lm_head = Linear(whole(layer.hidden_size), outputs, False, Placement(dtype, parallel))
@@ -139,6 +142,9 @@ class Eagle3Head(Head):
 
     def combine(self, taps: torch.Tensor) -> torch.Tensor:
         """The target's hidden states [T, several H] -> features [T, D]."""
+        if self._norms_each:
+            each = taps.chunk(len(self.fc_norm), 1)
+            taps = torch.cat([norm(tap) for norm, tap in zip(self.fc_norm, each, strict=True)], 1)
         return self.fc(self.input_norm(taps) if self._norms else taps)
 
     def forward(

@@ -47,7 +47,8 @@ class Eagle3Config(NamedTuple):
     draft_vocab_size: int
     taps: tuple[int, ...]  # layers of the target whose inputs it reads
     norm_before_residual: bool
-    norm_before_fc: bool
+    norm_before_fc: bool  # one norm of all taps
+    fc_norm: bool  # a norm of each tap (EAGLE-3.1)
     norm_output: bool
 
 
@@ -78,6 +79,7 @@ def read_eagle3_config(folder: str, num_layers: int, hidden_size: int, quantizat
         taps=_taps(head, num_layers),
         norm_before_residual=flag(head, "norm_before_residual"),
         norm_before_fc=flag(head, "norm_before_fc"),
+        fc_norm=flag(head, "fc_norm"),
         norm_output=flag(head, "norm_output"),
     )
 
@@ -89,8 +91,8 @@ def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _refuse(head: Mapping[str, Any], inner: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """own: the fields that are the head's alone; those of its layer are checked as a Llama's."""
-    if head.get("fc_norm"):
-        raise ModelConfigError("config.json sets fc_norm: EAGLE-3.1's norms of each tap are not supported")
+    if head.get("fc_norm") and head.get("norm_before_fc"):
+        raise ModelConfigError("config.json sets norm_before_fc and fc_norm, which exclude each other")
     if inner.get("model_type", "llama") != "llama":
         raise ModelConfigError(f"the head's layer is of model_type {inner['model_type']!r:.40}: only llama's is supported")
     types = inner.get("layer_types")
