@@ -329,12 +329,12 @@ def prepare_step(
         raise ValueError("prepare_step: the plan must be contiguous int32, the block tables contiguous")
     if not (0 < num_tokens <= step.max_tokens and 0 < num_rows <= step.max_rows and len(step.slot_mapping) == groups):
         raise ValueError(f"prepare_step: {num_tokens} tokens, {num_rows} rows, {groups} groups do not fit the buffers")
-    speculates = tables.drafts.shape[1] > 0
-    if windows and not (speculates and num_rows <= len(step.sample_slots)):
+    drafts = tables.drafts.shape[1] > 0
+    if windows and not (drafts and num_rows <= len(step.sample_slots)):
         raise ValueError(f"prepare_step: {num_rows} samples do not fit the buffers, or the tables have no drafts")
     _apply_kernel[(APPLY_PROGRAMS,)](
-        plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, tables.num_drafts, tables.survival, num_slots,
-        groups * num_slots, max_blocks, num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots), speculates,
+        plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, tables.num_drafts, tables.survival,
+        num_slots, groups * num_slots, max_blocks, num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots), drafts,
     )  # fmt: skip
     if windows:
         share_drafts(plan, tables, step, num_rows)
@@ -344,7 +344,7 @@ def prepare_step(
         step.samples, step.num_decode_rows, step.num_rows, tables.params, tables.drafts, step.row_tokens, step.sample_slots,
         step.sample_positions, step.sample_places, step.first_sample, step.num_samples, step.rotary, step.last_visible,
         num_tokens, num_rows, num_slots, max_blocks, vocab, step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK,
-        BUILD_CHUNK, len(step.rotary), len(tables.decode_slots), speculates, windows, step.max_rows.bit_length() * windows,
+        BUILD_CHUNK, len(step.rotary), len(tables.decode_slots), drafts, windows, step.max_rows.bit_length() * windows,
         len(step.last_visible) > 0,
     )  # fmt: skip
     if draft_words is not None:
