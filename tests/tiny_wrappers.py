@@ -185,6 +185,12 @@ SEEING |= {
 }
 
 
+SEEING["gpu-gemma3-seen"] = SEEING["gemma3-seen"]._replace(text={**GEMMA3_SEEN, "head_dim": 64, "hidden_size": 128})
+SEEING["gpu-gemma4-seen"] = SEEING["gemma4-seen"]._replace(
+    text={**GEMMA4_SEEN, "head_dim": 64, "hidden_size": 128, "global_head_dim": 128}
+)
+
+
 @functools.cache
 def reference(name: str) -> Any:
     """The transformers model, float32, eval mode, eager attention."""

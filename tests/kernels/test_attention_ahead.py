@@ -3,8 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import tiny_wrappers
 import torch
 from attention_cases import GPU_DTYPES, SHAPES, Case, assert_matches, run_cpu, run_prefill
+from media_engine import MediaEngine, patches_of, prompt, reference, square_of
+
+from quire.ipc.sampling import SamplingParams
 
 # rows of (keys, queries), and (row, first, last position) of tokens that see each other
 CASES = {
@@ -102,6 +106,21 @@ def test_interpreted_prefill_without_such_tokens_is_the_same_to_the_bit():
     plain = run_prefill(case, **options).clone()
     case.last_visible = torch.zeros(46, dtype=torch.int32)
     assert torch.equal(run_prefill(case, **options), plain)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("name", ["gpu-gemma3-seen", "gpu-gemma4-seen"])
+def test_prompts_with_images_in_the_interpreter(name, monkeypatch):
+    """Beneath a whole engine: steps with an image, one of them beside a row that decodes."""
+    from interpreted_engine import InterpretedDevice, emulate_gpu
+
+    emulate_gpu(monkeypatch)
+    image = square_of(3) if "gemma3" in name else patches_of(2, 4)
+    parts, text = [[5, 81, 300, 17], image, [9, 8, 7]], [81, 300, 17, 222]
+    options = {"budget": 16, "max_model_len": 64, "num_blocks": 24, "max_num_seqs": 3, "is_whole": True}
+    engine = MediaEngine(tiny_wrappers.wrapped(name), make_device=InterpretedDevice, **options)
+    found = engine.generate([prompt(text), prompt(*parts)], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    assert found == [reference(name, [text], 4), reference(name, parts, 4)]
 
 
 @pytest.mark.gpu

@@ -26,7 +26,8 @@ PLACEHOLDERS = (500, 503)  # of images and videos
 class MediaEngine(InlineEngine):
     """arena: bytes of items on their way. is_whole: tokens of an image see each other."""
 
-    def __init__(self, folder, *, rows=64, arena=1 << 20, is_whole=False, **more):
+    def __init__(self, folder, *, rows=64, arena=1 << 20, is_whole=False, make_device=None, **more):
+        self.make_device = make_device or super()._make_device
         more.setdefault("model_options", {"sees": True})
         whole = min(rows, more.get("budget", 512)) if is_whole else 0
         self.info, more["max_whole_span"] = MediaInfo(["image"], rows, whole), whole
@@ -49,6 +50,9 @@ class MediaEngine(InlineEngine):
 
         items.encode, self.scheduler.schedule = counted, with_answers
         assert tower is not None
+
+    def _make_device(self, ctx):
+        return self.make_device(ctx)
 
     def _new_intake(self, limits, eos):
         return super()._new_intake(msgspec.structs.replace(limits, media=self.info), eos)
@@ -188,12 +192,12 @@ def reference(name, parts, count):
             pixels = [torch.nn.functional.pad(p, (0, width - p.shape[3], 0, height - p.shape[2])) for p in pixels]
         inputs |= {key: torch.cat([image[key] for image in images]) for key in images[0] if key != "pixel_values"}
         inputs["pixel_values"] = torch.cat(pixels)
-        if "image_grid_thw" in inputs or name.startswith("gemma4"):
+        if "image_grid_thw" in inputs or "gemma4" in name:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == PLACEHOLDER).int()
-    if images and name.startswith("gemma3"):
+    if images and "gemma3" in name:
         inputs["token_type_ids"] = (inputs["input_ids"] == PLACEHOLDER).int()
     options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    if name.startswith("gemma4"):  # to which a sampled placeholder is padding
+    if "gemma4" in name:  # to which a sampled placeholder is padding
         options["suppress_tokens"] = list(PLACEHOLDERS)
     if "unified" in name:  # transformers 5.23 masks as Gemma 4 does, in layers with a window alone, only with this cache
         options["cache_implementation"] = "static"
