@@ -7,9 +7,15 @@ from functools import cache
 
 import pytest
 import tiny_wrappers
+import torch
 from media_engine import PLACEHOLDERS, MediaEngine, patches_of, prompt, reference, square_of
+from thread_stages import EngineOfStages, LinksOfThreads, Stages, Wires
 
 from quire.ipc.sampling import SamplingParams
+from quire.workers.models.family_table import read_model_config
+from quire.workers.parallel import Parallel
+from quire.workers.pipeline import max_in_flight
+from quire.workers.stages import stage_of
 
 NAMES = ("gemma3-seen", "gemma3-narrow-seen", "gemma4-seen", "gemma4-shared-seen", "gemma4-unified-seen", "gemma4-causal-seen")
 TWO_WAY = NAMES[:-1]
@@ -153,3 +159,26 @@ def test_an_image_that_no_step_holds_is_refused():
     with pytest.raises(ValueError, match="15 tokens that one step computes together, which are at most 14 here"):
         engine.add(prompt(TEXT, image("gemma4-seen", 3, 5)), greedy("gemma4-seen"))
     engine.add(prompt(TEXT, image("gemma4-seen", 2, 7)), greedy("gemma4-seen"))
+
+
+class FirstStage(MediaEngine, EngineOfStages):
+    """The stage with the encoder."""
+
+
+def test_every_stage_knows_how_far_tokens_see():
+    stages = 3  # the second has two layers: in the last one alone nothing depends on it
+    name, engines, wires = "gemma3-seen", [], Wires(stages)
+    folder, options = tiny_wrappers.wrapped(name), {"budget": 19, "depth": max_in_flight(stages)}
+    for index in range(stages):
+        stage = stage_of(read_model_config(folder, sees=True), torch.float32, index, stages)
+        parallel = Parallel(0, 1, stage=stage)
+        if index:
+            engine = EngineOfStages(folder, parallel=parallel, model_options={"sees": True}, **options)
+        else:
+            engine = FirstStage(folder, parallel=parallel, is_whole=True, **options)
+        engine.runner.join(LinksOfThreads(wires, stage))
+        engines.append(engine)
+    first = engines[0]
+    first.runner = Stages([engine.runner for engine in engines])
+    prompts = [prompt(*parts) for parts in prompts_of(name).values()]
+    assert first.generate(prompts, greedy(name)) == list(wanted(name).values())
