@@ -58,7 +58,7 @@ from quire.ipc.messages.workers import KVGroupKind, WorkerProfile
 from quire.ipc.process.children import Child
 from quire.ipc.process.cpus import cpu_share
 from quire.ipc.version import VERSION
-from quire.ipc.worker_config import WorkerConfig, resolved
+from quire.ipc.worker_config import ResolvedEngineConfig, WorkerConfig, resolved
 
 log = logging.getLogger("quire.enginecore")
 
@@ -184,7 +184,10 @@ def worker_config(config: EngineConfig, folder: Path, summary: ModelSummary) -> 
         raise StartupError(
             f"--max-model-len {max_model_len} is more than the model was made for ({summary.max_model_len}, by its config.json)"
         )
-    tokens, max_model_len = step_tokens(config, summary.is_encoder, bool(gpus), max_model_len)
+    try:
+        tokens, max_model_len = step_tokens(config, summary.is_encoder, bool(gpus), max_model_len, summary.whole_image)
+    except ValueError as error:
+        raise StartupError(str(error)) from None
     if device == "cpu" and config.host_memory_bytes is None and (found := available()) is not None:
         config = msgspec.structs.replace(config, host_memory_bytes=found.num_bytes, host_memory_limit=found.limit)
     engine = resolved(
@@ -229,7 +232,7 @@ def _own_gpus(config: EngineConfig, gpus: list[Gpu]) -> list[Gpu]:
 def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerProfile) -> CoreConfig:
     """The core's configuration, after the workers have reported their capacity. Logs one line about memory."""
     engine = worker.engine
-    kinds = tuple(g.kind for g in profile.kv_groups)
+    kinds, media = tuple(g.kind for g in profile.kv_groups), profile.media
     scheduler = SchedulerConfig(
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
@@ -249,10 +252,11 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         speculation=engine.speculative_config,
         max_queue_s=engine.max_queue_s,
-        encoder_rows=profile.media.max_item_tokens if profile.media is not None else 0,
+        encoder_rows=media.max_item_tokens if media is not None else 0,
+        max_whole_span=media.max_whole_span if media is not None else 0,
         num_adapter_slots=worker.adapters.max_loras if worker.adapters is not None else 0,
     )
-    capacity = kv_capacity_tokens(kinds, engine.block_size, profile.num_blocks, engine.max_model_len)
+    capacity = kv_capacity_tokens(kinds, engine.block_size, profile.num_blocks, engine.max_model_len, scheduler.max_whole_span)
     log_sizes(engine, profile, capacity)
     say_drafts(engine.speculative_config)
     limits = EngineLimits(
@@ -262,7 +266,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_logprobs=engine.max_logprobs,
         takes_marks=bool(profile.num_states) and engine.enable_prefix_caching,
         pooling=profile.pooling,
-        media=profile.media,
+        media=media,
         is_cut_by_steps=summary.is_encoder and engine.max_model_len == engine.max_num_batched_tokens < summary.max_model_len,
         adapters=worker.adapters,
     )
@@ -276,8 +280,7 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         max_queue_s=engine.max_queue_s,
         seed=_requests_seed(engine),
         step_timeout_s=engine.step_timeout_s,
-        # it spins if there are cores for the core and its ranks, of all engines, and one for frontends
-        spins=engine.device == "cuda" and cpu_share() > (1 + engine.world_size) * engine.data_parallel_size,
+        spins=_spins(engine),
         log_requests=engine.enable_log_requests,
         log_stats=not engine.disable_log_stats,
         info=server_info(worker, profile, capacity),
@@ -286,6 +289,11 @@ def core_config_of(summary: ModelSummary, worker: WorkerConfig, profile: WorkerP
         replay=engine.replay,
         tells_drafts=drafts_told(engine) is not None,
     )
+
+
+def _spins(engine: ResolvedEngineConfig) -> bool:
+    """Whether there are cores for the core and its ranks, of all engines, and one for frontends."""
+    return engine.device == "cuda" and cpu_share() > (1 + engine.world_size) * engine.data_parallel_size
 
 
 def server_info(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> ServerInfo:
@@ -305,9 +313,11 @@ def server_info(worker: WorkerConfig, profile: WorkerProfile, capacity: int) -> 
     return ServerInfo({name: value if isinstance(value, simple) else str(value) for name, value in values.items()})
 
 
-def kv_capacity_tokens(kinds: tuple[KVGroupKind, ...], block_size: int, num_blocks: int, max_model_len: int) -> int:
-    """The longest single sequence that the KV blocks can hold, up to max_model_len."""
-    kv = KVManager(num_blocks, block_size, kinds, num_slots=1)
+def kv_capacity_tokens(
+    kinds: tuple[KVGroupKind, ...], block_size: int, num_blocks: int, max_model_len: int, max_whole_span: int = 0
+) -> int:
+    """The longest single sequence that the KV blocks can hold, up to max_model_len. max_whole_span: see KVManager."""
+    kv = KVManager(num_blocks, block_size, kinds, num_slots=1, max_whole_span=max_whole_span)
     return bisect.bisect_left(range(1, max_model_len + 1), True, key=lambda n: bool(kv.blocks_needed(n) >= num_blocks))
 
 

@@ -133,7 +133,7 @@ class Intake:
             problem = "a request with items has one prompt"
         if problem is not None:
             raise Refused("invalid", problem)
-        return PromptItems(inputs.items)
+        return PromptItems(inputs.items, limits.media is not None and limits.media.max_whole_span > 0)
 
     def _own_salt(self, owner: int, search: int | None) -> bytes:
         """A salt that keeps a request's blocks apart from others; empty if prefixes are cached."""

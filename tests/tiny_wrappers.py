@@ -123,6 +123,55 @@ SEEING |= {
     ),
     "internvl-seen": MODELS["internvl"]._replace(more={**OF_PIXELS, "image_seq_length": 1}),
 }
+# Tokens of an image see each other: in all layers, in those with a window, in none.
+FULL, LOCAL = "full_attention", "sliding_attention"
+OF_GEMMA = {**IDS, "boi_token_index": 501, "eoi_token_index": 502, "image_token_index": 500, "mm_tokens_per_image": 9}
+GEMMA3_SEEN = {
+    "num_hidden_layers": 4,
+    "layer_types": [LOCAL, FULL, LOCAL, LOCAL],
+    "sliding_window": 11,
+    "query_pre_attn_scalar": 20,
+    "pad_token_id": 0,
+}
+SIGLIP = {"model_type": "siglip_vision_model", **PATCHES, "image_size": 84, "num_hidden_layers": 2}
+GEMMA4_SEEN = {
+    **GEMMA4,
+    "num_hidden_layers": 5,
+    "layer_types": [LOCAL, FULL, LOCAL, LOCAL, FULL],
+    "vocab_size_per_layer_input": tiny_models.VOCAB_SIZE,
+    "hidden_size_per_layer_input": 8,
+    "pad_token_id": 7,
+    "use_bidirectional_attention": "vision",
+}
+GEMMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 64,
+    "standardize": True,
+    "use_clipped_linears": True,
+}
+UNIFIED_VISION = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 64, "output_proj_dims": 32}
+OF_GEMMA4 = {**IDS, "boi_token_id": 501, "eoi_token_id": 502, "audio_config": None}
+WITHOUT_INPUTS = {name: GEMMA4_SEEN[name] for name in GEMMA4_SEEN if not name.endswith("per_layer_input")}
+SEEING |= {
+    "gemma3-seen": Case("Gemma3", {**GEMMA3_SEEN}, SIGLIP, more=OF_GEMMA),
+    "gemma3-narrow-seen": Case("Gemma3", {**GEMMA3_SEEN, "sliding_window": 5}, SIGLIP, more=OF_GEMMA),
+    "gemma4-seen": Case("Gemma4", GEMMA4_SEEN, GEMMA4_VISION, more=OF_GEMMA4),
+    "gemma4-shared-seen": Case(
+        "Gemma4",
+        {**GEMMA4_SEEN, "num_kv_shared_layers": 2, "sliding_window": 5, "attention_k_eq_v": False},
+        {**GEMMA4_VISION, "standardize": False, "use_clipped_linears": False},
+        more=OF_GEMMA4,
+    ),
+    "gemma4-causal-seen": Case("Gemma4", {**GEMMA4_SEEN, "use_bidirectional_attention": None}, GEMMA4_VISION, more=OF_GEMMA4),
+    "gemma4-unified-seen": Case("Gemma4Unified", WITHOUT_INPUTS, UNIFIED_VISION, more=OF_GEMMA4),
+}
 # With heads of sizes that GPU kernels are built for.
 SECTIONS = {"rope_parameters": {**ROPE, "mrope_section": [8, 12, 12]}, "head_dim": 64}
 SEEING |= {
@@ -134,6 +183,12 @@ SEEING |= {
         text={**SEEING["qwen3-vl-seen"].text, **SECTIONS}, vision={**DEEP, "hidden_size": 144}
     ),
 }
+
+
+SEEING["gpu-gemma3-seen"] = SEEING["gemma3-seen"]._replace(text={**GEMMA3_SEEN, "head_dim": 64, "hidden_size": 128})
+SEEING["gpu-gemma4-seen"] = SEEING["gemma4-seen"]._replace(
+    text={**GEMMA4_SEEN, "head_dim": 64, "hidden_size": 128, "global_head_dim": 128}
+)
 
 
 @functools.cache
@@ -169,8 +224,12 @@ def reference(name: str) -> Any:
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.3)
-            elif key.endswith("layer_scalar"):
+            elif key.endswith(("layer_scalar", "std_scale")):
                 buffer.uniform_(0.5, 1.2)
+            elif key.endswith("std_bias"):
+                buffer.normal_(0.0, 0.3)
+            elif key.endswith(("input_max", "output_max")):
+                buffer.fill_(2.0)
     return model
 
 

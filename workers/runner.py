@@ -58,7 +58,7 @@ class ModelRunner:
         num_groups, stage, samples = len(ctx.cache.groups), ctx.parallel.stage, ctx.max_samples
         self.samples = stage.is_last
         self.tables = SlotTables.allocate(ctx.max_rows, num_groups, ctx.max_blocks, ctx.device, stage.count, samples > 0)
-        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device, samples, ctx.config.num_axes)
+        self.buffers = StepBuffers.allocate(ctx.max_tokens, ctx.max_rows, num_groups, ctx.device, samples, *ctx.config.of_items)
         if stage.count > 1:
             model.stage_buffer.hidden = torch.zeros(ctx.max_tokens, ctx.config.hidden_size, dtype=ctx.dtype, device=ctx.device)
         self._decode_rows = [NO_ROWS] * stage.count  # by micro-batch: those last received

@@ -57,11 +57,12 @@ class WindowGroup:
 
     frees_early = True
 
-    def __init__(self, index: int, block_size: int, window: int):
+    def __init__(self, index: int, block_size: int, window: int, max_whole_span: int = 0):
         self.index, self._block_size, self._window = index, block_size, window
+        self._most = -(-(window + max_whole_span) // block_size) + 2
 
     def blocks_needed(self, num_tokens: Any) -> Any:
-        return np.minimum(-(-num_tokens // self._block_size), -(-self._window // self._block_size) + 2)
+        return np.minimum(-(-num_tokens // self._block_size), self._most)
 
     def first_visible(self, num_computed: int) -> int:
         return max(num_computed - self._window + 1, 0) // self._block_size
@@ -80,10 +81,10 @@ class WindowGroup:
         return [NULL_BLOCK] * first + pool.find_all(self.index, hashes[first:length])
 
 
-def group_of(kind: KVGroupKind, index: int, block_size: int) -> Group:
-    """A KV group of a kind that the workers have reported."""
+def group_of(kind: KVGroupKind, index: int, block_size: int, max_whole_span: int = 0) -> Group:
+    """A KV group of a kind that the workers have reported. max_whole_span: see KVManager."""
     match kind:
         case FullAttention():
             return FullGroup(index, block_size)
         case SlidingWindow(tokens=window):
-            return WindowGroup(index, block_size, window)
+            return WindowGroup(index, block_size, window, max_whole_span)

@@ -29,10 +29,12 @@ class KVManager:
         kinds: tuple[KVGroupKind, ...],
         num_slots: int,
         states: States | NoStates = NO_STATES,
+        max_whole_span: int = 0,
     ):
-        """num_slots: of the device's block tables, including the padding slot; a table row is group * num_slots + slot."""
+        """num_slots: of the device's block tables, including the padding slot; a table row is group * num_slots + slot.
+        max_whole_span: the most tokens that one step may have to compute together."""
         self.block_size = block_size
-        self.groups = [group_of(kind, index, block_size) for index, kind in enumerate(kinds)]
+        self.groups = [group_of(kind, index, block_size, max_whole_span) for index, kind in enumerate(kinds)]
         self.num_groups = len(kinds)
         self._early = [group for group in self.groups if group.frees_early]
         self._num_slots = num_slots

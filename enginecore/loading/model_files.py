@@ -34,6 +34,7 @@ from quire.ipc.generation_config import check_overrides, generation_defaults, pa
 from quire.ipc.hub_names import hub_id_of
 from quire.ipc.text_config import checked_context, checked_vocabulary, keeps_states, stretched_context, text_fields
 from quire.ipc.weights_file import weights_file
+from quire.ipc.whole_images import whole_image
 
 log = logging.getLogger("quire.enginecore")
 
@@ -70,6 +71,7 @@ class ModelSummary(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     keeps_states: bool = False  # it has recurrent layers
     is_encoder: bool = False  # its prompts are computed whole
+    whole_image: int = 0  # most tokens of an image that one step computes whole; 0: images may be cut
 
 
 # ------------------------------------------------------------------------------------------------------- folders
@@ -160,7 +162,7 @@ def model_summary(
     hf_overrides and generation_overrides replace fields of config.json and of generation_config.json.
     Raises ModelFilesError, which names the file and field.
     """
-    config = text_fields({**read_json(model_dir / "config.json", required=True), **hf_overrides})
+    config = text_fields(fields := {**read_json(model_dir / "config.json", required=True), **hf_overrides})
     generation = {**read_json(model_dir / "generation_config.json"), **generation_overrides}
     _check_generation_defaults(_generation_config_file(model_dir, generation_config), generation_overrides)
     if nothing := no_vocabulary(config):
@@ -178,6 +180,7 @@ def model_summary(
         vocab_size=vocab_size,
         keeps_states=keeps_states(config),
         is_encoder=is_encoder(config),
+        whole_image=whole_image(fields, model_dir),
     )
 
 

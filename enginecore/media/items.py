@@ -72,6 +72,17 @@ class Items:
             self._is_there(seq, *ahead)  # asked for ahead
         return length
 
+    def together(self, seq: Sequence, start: int) -> int:
+        """The tokens, from `start` on, that one step must compute together: 1, or up to the end of a span."""
+        return 1 if seq.items is None else seq.items.whole_span(start)[1] - start
+
+    def whole(self, seq: Sequence, start: int, length: int) -> int:
+        """The most of `length` tokens with which a chunk does not end within a span."""
+        if seq.items is None or length <= 0:
+            return length
+        first, end = seq.items.whole_span(start + length - 1)
+        return length if end == start + length else max(first - start, 0)
+
     def can_start(self, seq: Sequence, start: int, step: int) -> bool:
         """Whether the token at `start` has an embedding in this step."""
         if seq.items is None:
@@ -111,6 +122,7 @@ class Items:
         found["row"] = -1
         for axis, positions in enumerate(seq.items.positions(start, end)):
             found[f"rotary_{axis}"] = positions
+        found["last_visible"] = seq.items.last_visible(start, end)
         for index, extent in seq.items.within(start, end):
             rows = self.cache.read(extent.item.digest, step, seq, extent.end <= end, max(start, extent.begin))
             tokens = seq.items.rows_of(index)

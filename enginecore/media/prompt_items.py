@@ -34,9 +34,16 @@ class Extent(NamedTuple):
 
 
 class PromptItems:
-    """The items of one prompt, which must have no problem (`problem_with`)."""
+    """The items of one prompt, which must have no problem (`problem_with`). are_whole: a span's tokens see each other, so that
+    a chunk must not end within one.
 
-    def __init__(self, items: Sequence[MediaItem]):
+    A prefix hit may end within a span. Its blocks were written by a chunk that had the whole span, and the item's digest, which
+    their hashes hold, says what else is in it; the rest of the span, computed later, sees the same keys.
+    """
+
+    def __init__(self, items: Sequence[MediaItem], are_whole: bool = False):
+        self._whole = [(begin, begin + length) for item in items for begin, length in item.spans] if are_whole else []
+        self._whole_ends = [end for _, end in self._whole]
         self.extents = [Extent(i.spans[0][0], i.spans[-1][0] + i.spans[-1][1], i) for i in items]
         self._ends = [extent.end for extent in self.extents]
         self._has_positions = any(item.positions for item in items)
@@ -52,6 +59,22 @@ class PromptItems:
             if self.extents[index].begin >= end:
                 return
             yield index, self.extents[index]
+
+    def whole_span(self, token: int) -> tuple[int, int]:
+        """(first token, last token + 1) of those that are computed in one step with this one."""
+        at = bisect.bisect_right(self._whole_ends, token)
+        if at < len(self._whole) and self._whole[at][0] <= token:
+            return self._whole[at]
+        return token, token + 1
+
+    def last_visible(self, begin: int, end: int) -> np.ndarray:
+        """The last tokens that tokens [begin, end) see, if they are behind these, else 0; int32 [end - begin]."""
+        found = np.zeros(end - begin, np.int32)
+        for first, last in self._whole[bisect.bisect_right(self._whole_ends, begin) :]:
+            if first >= end:
+                break
+            found[max(first - begin, 0) : last - begin] = last - 1
+        return found
 
     def hashed(self, begin: int, end: int) -> bytes:
         """The part of a block's hash for items that have tokens in [begin, end): digests, and how far each has begun."""
@@ -116,6 +139,12 @@ def problem_with(items: Sequence[MediaItem], prompt: np.ndarray, info: MediaInfo
             return (
                 f"an item of {item.num_tokens} tokens is larger than the encoder cache, which has {info.max_item_tokens}: "
                 "a smaller one works, or a larger --encoder-cache-tokens"
+            )
+        longest = max(length for _, length in item.spans)
+        if 0 < info.max_whole_span < longest:
+            return (
+                f"an item has {longest} tokens that one step computes together, which are at most {info.max_whole_span} here: "
+                "a smaller one works, or a larger --max-num-batched-tokens and --encoder-cache-tokens"
             )
         end = item.spans[-1][0] + item.spans[-1][1]
     made = PromptItems(items)

@@ -104,7 +104,7 @@ class Admission:
             # a prefix in the making, a lease, or the bytes of an item
             if (key := hits.waits_for or self._leases.waits_for(seq) or items.waits_for(seq, start)) is not None:
                 self._waiting.wait_for(seq, key)
-            elif self._prefills.puts_off(start, len(seq.known), build, budget) or not items.can_start(seq, start, build.step):
+            elif self._prefills.puts_off(seq, start, build, budget) or not items.can_start(seq, start, build.step):
                 break
             elif self._has_room_for(seq):
                 self._waiting.remove(seq)

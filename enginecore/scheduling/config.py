@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.kv.states import NoStates, States
 from quire.enginecore.scheduling.prefill_budget import MIXED_STEP_TOKENS
 from quire.ipc.media import ITEM_BYTES
@@ -32,9 +33,12 @@ class SchedulerConfig:
     speculation: SpeculativeConfig | None = None
     num_adapter_slots: int = 0  # on the device; 0: no adapters are served
     encoder_rows: int = 0  # tokens of items that the encoder cache has room for; 0: the model takes text alone
+    max_whole_span: int = 0  # most tokens of items that see each other, which one step computes together
     item_bytes: int = ITEM_BYTES  # most bytes of items on their way to the workers
     max_queue_s: float = 0.0  # a waiting sequence comes before all priorities after this; 0: never
 
-    def states(self) -> States | NoStates:
-        """The pool of recurrent states that the model needs."""
-        return States(self.num_states, self.block_size, self.state_chunk) if self.num_states else NoStates()
+    def kv_manager(self) -> KVManager:
+        """The blocks of all sequences, with the padding slot's table, and the pool of recurrent states that the model needs."""
+        shape = self.num_blocks, self.block_size, self.kv_groups, self.max_num_seqs + 1
+        states = States(self.num_states, self.block_size, self.state_chunk) if self.num_states else NoStates()
+        return KVManager(*shape, states, self.max_whole_span)

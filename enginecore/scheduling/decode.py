@@ -14,8 +14,7 @@ The scheduler calls it for every step, once to schedule and once to take results
 pipeline stages the rows are divided into micro-batches (micro_batches.py): a step has the rows of the one that has its turn.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,7 +27,11 @@ from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.scheduling.windows import Windows
 from quire.ipc.step.samples import Samples
 
-MakeRoom = Callable[[Sequence], bool]  # see Leaving.make_room
+
+class MakeRoom(Protocol):
+    """See Leaving.make_room."""
+
+    def __call__(self, seq: Sequence, blocks: int = 1) -> bool: ...
 
 
 class Taken(NamedTuple):

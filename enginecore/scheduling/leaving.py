@@ -68,9 +68,10 @@ class Leaving:
         before, seq.state = seq.state, SequenceState.DRAINING
         self._leave(seq, before)
 
-    def make_room(self, seq: Sequence) -> bool:
-        """Make a block per KV group available for `seq`, by preempting later sequences or itself; returns whether one is."""
-        need, pool = self._kv.num_groups, self._kv.pool
+    def make_room(self, seq: Sequence, blocks: int = 1) -> bool:
+        """Make so many blocks per KV group available for `seq`, by preempting later sequences or itself; returns whether they
+        are."""
+        need, pool = self._kv.num_groups * blocks, self._kv.pool
         while pool.num_available < need:
             if pool.num_available + sum(s.blocks.num_held for s in self._leaving) >= need:
                 return False  # blocks come back with a step in flight

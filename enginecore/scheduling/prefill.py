@@ -24,6 +24,8 @@ class Prefills:
         self.items = Items(config.encoder_rows, config.item_bytes)
         self._longest_chunk = 1 << 62 if self._are_whole else longest or 1 << 62
         self._running: list[Sequence] = []  # by order
+        self._put_off: Sequence | None = None  # the first with a span for which the last step had too few tokens left
+        self.owed = 0  # the tokens of this span: the next step has room for them
         self._written: list[tuple[Sequence, int]] = []  # sequences of this step, and their full blocks after it
 
     def __len__(self) -> int:
@@ -50,7 +52,8 @@ class Prefills:
 
     def schedule(self, build: PlanBuilder, budget: int, make_room: MakeRoom) -> int:
         """Schedule chunks of running prefills; returns the tokens that are left of the budget."""
-        for seq in self._in_turn():
+        first, self._put_off, self.owed = self._put_off, None, 0
+        for seq in sorted(self._in_turn(), key=lambda s: s is not first):
             if budget <= 0:
                 break
             if seq.state is SequenceState.PREFILL:  # not preempted just now
@@ -73,37 +76,46 @@ class Prefills:
         total = known = int(self._slots.num_tokens[seq.slot])
         if seq.num_computed < seq.num_scored < len(seq.prompt):
             total = seq.num_scored  # a chunk of its own: the prompt's logprobs up to here were sent before
-        if self.puts_off(seq.num_computed, known, build, budget):
+        start = seq.num_computed
+        if self.puts_off(seq, start, build, budget):
             return 0
-        length = min(total - seq.num_computed, budget, self._longest_chunk)
-        length = self._room_for(seq, self.items.cut(seq, seq.num_computed, length, build.step), make_room)
+        length = min(total - start, budget, max(self._longest_chunk, self.items.together(seq, start)))
+        length = self.items.cut(seq, start, self.items.whole(seq, start, length), build.step)
+        length = self._room_for(seq, length, make_room)
         if length <= 0:
             return 0
-        length = self._kv.states.cut(seq.blocks, seq.num_computed, length, known)
-        grow = self._kv.blocks_to_grow(seq.blocks, seq.num_computed + length)
+        length = self._kv.states.cut(seq.blocks, start, length, known)
+        grow = self._kv.blocks_to_grow(seq.blocks, start + length)
         if grow:
             build.block_updates += self._kv.grow(seq.blocks, seq.slot, grow)
             self._slots.capacity[seq.slot] += grow * self._kv.block_size
         self._put(seq, length, build)
         return length
 
-    def puts_off(self, start: int, known: int, build: PlanBuilder, budget: int) -> bool:
+    def puts_off(self, seq: Sequence, start: int, build: PlanBuilder, budget: int) -> bool:
         """Whether a chunk of so few tokens is rather left to a later step. A step with no other chunk takes any, but for whole
-        prompts."""
+        prompts, and for spans of which all tokens are computed together: the next step has room for the first one put off."""
+        if (together := self.items.together(seq, start)) > budget:
+            if self._put_off is None:
+                self._put_off, self.owed = seq, together
+            return True
+        known = len(seq.known) if seq.slot < 0 else int(self._slots.num_tokens[seq.slot])
         if self._are_whole:
             return known - start > budget
         return bool(build.prefills) and self._kv.states.puts_off(start, budget, known)
 
     def _room_for(self, seq: Sequence, length: int, make_room: MakeRoom) -> int:
-        """How many of `length` tokens can be computed now: fewer if blocks are short, at least one block's worth or none."""
-        groups, pool = self._kv.num_groups, self._kv.pool
-        grow = self._kv.blocks_to_grow(seq.blocks, seq.num_computed + length)
+        """How many of `length` tokens can be computed now: fewer if blocks are short, at least one block's worth or none, and
+        at least a whole span."""
+        groups, pool, start = self._kv.num_groups, self._kv.pool, seq.num_computed
+        grow = self._kv.blocks_to_grow(seq.blocks, start + length)
         if grow * groups <= pool.num_available:
             return length
-        spare = int(self._slots.capacity[seq.slot]) - seq.num_computed
-        if spare <= 0 and not make_room(seq):
+        lacking = self._kv.blocks_to_grow(seq.blocks, start + self.items.together(seq, start))
+        if lacking and not make_room(seq, lacking):
             return 0
-        return min(length, spare + pool.num_available // groups * self._kv.block_size)
+        spare = int(self._slots.capacity[seq.slot]) - start
+        return self.items.whole(seq, start, min(length, spare + pool.num_available // groups * self._kv.block_size))
 
     def _put(self, seq: Sequence, length: int, build: PlanBuilder) -> None:
         t, start = self._slots, seq.num_computed

@@ -9,7 +9,6 @@ leaving.py; here they make a step together. Called by the core's loop (core.py);
 
 import numpy as np
 
-from quire.enginecore.kv.manager import KVManager
 from quire.enginecore.scheduling.admission import Admission
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.decode import DecodeRows
@@ -32,7 +31,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig):
         self.config = config
         self.slots = Slots(config.max_num_seqs, config.max_model_len)
-        self.kv = KVManager(config.num_blocks, config.block_size, config.kv_groups, config.max_num_seqs + 1, config.states())
+        self.kv = config.kv_manager()
         self.leases = leases_of(config, self.slots, self.kv)
         self.waiting = WaitingQueue(config.policy, config.max_queue_s)
         self.counters = Counters()
@@ -215,7 +214,7 @@ class Scheduler:
         budget = self.config.max_num_batched_tokens
         if not self._prefills and not (self.waiting.num_to_schedule and self.slots.free):
             return budget
-        return budget - (budget // 8 or (1 if budget > 1 else self._step % 2))
+        return budget - max(budget // 8 or (1 if budget > 1 else self._step % 2), self._prefills.owed)
 
     def _for_prefill(self, num_decode: int) -> int:
         """Tokens that prefills may take beside num_decode tokens of decode rows."""
@@ -228,7 +227,7 @@ class Scheduler:
         if self.config.num_micro_batches > 1:  # decode rows of every micro-batch wait for the step
             num_decode = len(self._decode)
         streams, target = self._decode.num_streams, self.config.mixed_step_tokens
-        return prefill_budget(num_decode, streams, num_new_streams, num_tokens, left, target)
+        return prefill_budget(num_decode, streams, num_new_streams, num_tokens, left, target, self._prefills.owed)
 
     # --------------------------------------------------------------------------------------------------- results
     def update(self, scheduled: ScheduledStep, samples: Samples, now: float) -> StepOutput:

@@ -7,6 +7,7 @@ from quire.frontend.cli.estimate_model import Model
 from quire.ipc.config import EngineConfig
 from quire.ipc.encoders import MOST_TOKENS, is_encoder, longest_text
 from quire.ipc.memory_plan import default_max_num_batched_tokens
+from quire.ipc.whole_images import whole_image
 
 
 def computes_whole_texts(model: Model) -> bool:
@@ -16,7 +17,8 @@ def computes_whole_texts(model: Model) -> bool:
 
 def step_tokens(model: Model, config: EngineConfig, length: int, *, is_gpu: bool) -> tuple[int, int]:
     """(tokens of a step, the longest request), as the core decides (enginecore/whole_texts.py)."""
-    tokens = config.max_num_batched_tokens or default_max_num_batched_tokens(is_gpu)
+    image = 0 if config.language_model_only else min(whole_image(model.config or {}, Path(model.folder or "")), length)
+    tokens = config.max_num_batched_tokens or max(default_max_num_batched_tokens(is_gpu), image)
     if not computes_whole_texts(model):
         return tokens, length
     length = min(longest_text(model.config or {}, length), _max_seq_length(model.folder) or length)

@@ -1,15 +1,19 @@
 """Memory that items take beside text, for `quire estimate`: the cache of embeddings, and the encoder's largest run."""
 
+from pathlib import Path
+
 from quire.frontend.cli.estimate_model import Model
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import MOST_ITEM_TOKENS
+from quire.ipc.whole_images import image_processor, image_tokens
 
 
 def for_items(model: Model, config: EngineConfig, length: int, itemsize: int) -> tuple[int, int]:
     """(bytes of the encoder cache, bytes of the encoder's largest run); 0 of a model that takes text alone."""
     if model.items is None or config.language_model_only:
         return 0, 0
-    rows = config.encoder_cache_tokens or 2 * min(MOST_ITEM_TOKENS, length)
+    largest = image_tokens(model.config or {}, image_processor(Path(model.folder or ""))) or MOST_ITEM_TOKENS
+    rows = config.encoder_cache_tokens or 2 * min(largest, length)
     return model.items.cache_bytes(rows, itemsize), model.items.run_bytes(rows, itemsize)
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from quire.frontend.client.client import Client
 from quire.frontend.client.lora_request import LoRARequest, terms_of
-from quire.frontend.client.media_data import with_media
+from quire.frontend.client.media_data import with_media, written
 from quire.frontend.client.outputs import Delta, RequestOutput, add_delta, new_completions
 from quire.frontend.client.progress_bar import ProgressBar
 from quire.frontend.client.prompt import Prompt, PromptParts, split_prompt
@@ -75,7 +75,7 @@ def _check_batch(
 async def _resolve_all(client: Client, prompts: list[Prompt]) -> list[PromptParts]:
     """Each prompt with its ids; all texts are tokenized together, on all CPU cores."""
     split = [split_prompt(p) for p in prompts]
-    texts = [parts.text for parts in split if parts.text is not None and parts.ids is None]
+    texts = [written(client, parts) for parts in split if parts.text is not None and parts.ids is None]
     encoded = iter(await asyncio.to_thread(client.tokenizer.encode_batch, texts) if texts else ())
     found = [parts._replace(ids=next(encoded) if parts.ids is None else list(parts.ids)) for parts in split]
     window = asyncio.Semaphore(_MEDIA_AT_ONCE)

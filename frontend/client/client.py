@@ -16,7 +16,7 @@ import numpy as np
 from quire.frontend.client import pool_calls
 from quire.frontend.client.encoding import checked_ids, encode_marked, encode_prompt
 from quire.frontend.client.media import PlacedItem, wire
-from quire.frontend.client.media_data import chat_with_media, opened, with_media
+from quire.frontend.client.media_data import chat_with_media, opened, with_media, written
 from quire.frontend.client.outputs import RequestOutput
 from quire.frontend.client.pooling import Ids, PooledState, joined_ids, seconds_of
 from quire.frontend.client.pooling_outputs import (
@@ -318,8 +318,7 @@ class Client(ABC):
         given = split_prompt(prompt)
         salt = given.cache_salt or cache_salt
         if given.ids is None:
-            assert given.text is not None
-            given = given._replace(ids=await self.tokenize(given.text))
+            given = given._replace(ids=await self.tokenize(written(self, given)))
         return await with_media(self, given._replace(cache_salt=salt))
 
     def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> str:

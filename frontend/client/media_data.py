@@ -16,6 +16,7 @@ from quire.frontend.client.media import PlacedItem
 from quire.frontend.client.prompt import PromptParts
 from quire.frontend.client.stream import InvalidRequest
 from quire.frontend.media import parts, placeholders, request_options
+from quire.frontend.media.families import family_of
 from quire.frontend.media.items import Media
 from quire.frontend.media.options import MediaOptions
 from quire.frontend.media.sources import Source
@@ -99,6 +100,14 @@ async def placed(
     items = await media.prepare(sources, "", salt, options=request_options.checked(options, media.family))
     grown = placeholders.grow(client.tokenizer, media.family, ids, [item.facts.pieces for item in items])
     return grown.ids, tuple(map(PlacedItem, items, grown.starts))
+
+
+def written(client: MediaClient, given: PromptParts) -> str:
+    """A prompt's text, with what the model's processor writes around its images."""
+    assert given.text is not None
+    if given.media is None or client.welcome.limits.media is None:
+        return given.text
+    return family_of(client.files).written(given.text)[0]
 
 
 async def with_media(client: MediaClient, given: PromptParts) -> PromptParts:

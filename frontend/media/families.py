@@ -5,7 +5,7 @@ transformers: the processors run in children.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 # Files of the handshake that make a processor.
@@ -16,13 +16,29 @@ class Family(NamedTuple):
     """token: stands for an item in a rendered prompt, and for each of its embeddings in the tokens that the engine gets.
 
     in_text: what a template that takes texts alone gets in an item's place. tokens: of media; a text that spells one does not
-    mean it. options: settings of the processor that a request may bring (request_options.py).
+    mean it. options: settings of the processor that a request may bring (request_options.py). of_rows: the token for each
+    embedding, if it is another. around: texts that the processor writes before and behind `token` in a rendered prompt.
     """
 
     token: str
     in_text: str
     tokens: tuple[str, ...]
-    options: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    of_rows: str = ""
+    around: tuple[str, str] = ("", "")
+
+    @property
+    def placeholder(self) -> str:
+        """The token for each embedding."""
+        return self.of_rows or self.token
+
+    def written(self, text: str, ends: Sequence[int] = ()) -> tuple[str, list[int]]:
+        """A rendered prompt with what the processor writes around placeholders, and places in it."""
+        before, behind = self.around
+        if not before and not behind:
+            return text, list(ends)
+        more, whole = len(before) + len(behind), before + self.token + behind
+        return text.replace(self.token, whole), [end + more * text.count(self.token, 0, end) for end in ends]
 
 
 _QWEN = Family(
@@ -37,7 +53,21 @@ _GLM = Family(
     ("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|video|>", "<|end_of_video|>"),
     ("size",),
 )
+_GEMMA4 = Family(
+    "<|image|>",
+    "<|image|>",
+    ("<|image>", "<|image|>", "<image|>", "<|video|>", "<|audio>", "<|audio|>", "<audio|>"),
+)
 _FAMILIES = {
+    "gemma3": Family(
+        "<start_of_image>",
+        "<start_of_image>",
+        ("<start_of_image>", "<image_soft_token>", "<end_of_image>"),
+        of_rows="<image_soft_token>",
+        around=("\n\n", "<end_of_image>\n\n"),
+    ),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": _GEMMA4,
     "qwen2_vl": _QWEN,
     "qwen2_5_vl": _QWEN,
     "qwen3_vl": _QWEN,

@@ -2,7 +2,8 @@
 stand for the result. Runs in a child process (processing.py).
 
 InternVL cuts an image into tiles, each of as many tokens. Pixtral's encoder (Mistral Small 3.1, Ministral 3) takes an image
-whole; a token ends each row of patches, another one the image.
+whole; a token ends each row of patches, another one the image. Gemma 3 makes all images one size, Gemma 4 takes the patches of
+an image and their places.
 """
 
 from collections.abc import Mapping
@@ -19,12 +20,17 @@ class Layout(NamedTuple):
     options: dict[str, Any]
     tensors: tuple[str, ...]
     kind: str
-    number: int  # InternVL: tokens of a tile; Pixtral: pixels of a token's side
+    number: int  # InternVL: tokens of a tile; Gemma 3: of an image; Pixtral: pixels of a token's side; Gemma 4: patches of it
 
     def pieces(self, made: Mapping[str, Any]) -> Pieces:
         """made: the processor's answer for one image."""
         if self.kind == "tiles":
             return [("<img>", 1), ("", len(made["pixel_values"]) * self.number), ("</img>", 1)]
+        if self.kind == "square":
+            return [("<start_of_image>", 1), ("", self.number)]  # the rest is written around it as text
+        if self.kind == "patches":
+            tokens = made["image_position_ids"].shape[1] // self.number**2
+            return [("<|image>", 1), ("", tokens), ("<image|>", 1)]
         height, width = (int(pixels) // self.number for pixels in np.asarray(made["image_sizes"]).ravel())
         rows: Pieces = [piece for _ in range(height) for piece in (("", width), ("[IMG_BREAK]", 1))]
         return [*rows[:-1], ("[IMG_END]", 1)]
@@ -40,4 +46,10 @@ def layout_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Layout
         case "mistral3":
             side = int(vision.get("patch_size", 14)) * int(config.get("spatial_merge_size", 2))
             return Layout({"patch_size": {"height": side, "width": side}}, ("image_sizes",), "rows", side)
+        case "gemma3":
+            return Layout({}, (), "square", int(config.get("mm_tokens_per_image", 256)))
+        case "gemma4":
+            return Layout({}, ("image_position_ids",), "patches", int(vision.get("pooling_kernel_size", 3)))
+        case "gemma4_unified":
+            return Layout({}, ("image_position_ids",), "patches", 1)
     return None

@@ -68,12 +68,14 @@ async def encode(
 ) -> tuple[list[int], tuple[int, ...]]:
     """Token ids of a rendered prompt, one for each placeholder, and its marks (`encode_marked`). Raises TooLong."""
     if not hidden.marks:
+        text, ends = family.written(text, ends)
         return await encode_marked(tokenizer, text, add_special_tokens, max_model_len, ends)
     return await in_native_thread(encode_here, tokenizer, family, text, hidden, add_special_tokens), ()
 
 
 def encode_here(tokenizer: Tokenizer, family: Family, text: str, hidden: Hidden, add_special_tokens: bool = False) -> list[int]:
     """The same at once, without marks and bounds."""
+    text, _ = family.written(text)
     if not hidden.marks:
         return tokenizer.encode(text, add_special_tokens)
     ids: list[int] = []
@@ -115,8 +117,8 @@ def grow(tokenizer: Tokenizer, family: Family, ids: Sequence[int], items: Sequen
 
     Raises MediaError if there is another number of placeholders.
     """
-    placeholder = token_id(tokenizer, family.token)
-    found = [i for i, token in enumerate(ids) if token == placeholder]
+    place_of_item, placeholder = token_id(tokenizer, family.token), token_id(tokenizer, family.placeholder)
+    found = [i for i, token in enumerate(ids) if token == place_of_item]
     if len(found) != len(items):
         raise MediaError(f"the prompt has {len(found)} places for images, and {len(items)} images come with it")
     grown: list[int] = []

@@ -8,6 +8,7 @@ of the bytes travels, and the frame that a still image repeats does not. The val
 """
 
 import json
+import math
 import sys
 from collections.abc import Mapping
 from copy import copy
@@ -50,13 +51,18 @@ class Processor:
     raises for a folder that it cannot read."""
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        from transformers import AutoImageProcessor
+        import transformers
 
-        self._processor: Any = AutoImageProcessor.from_pretrained(
-            folder, backend="pil", trust_remote_code=False, local_files_only=True, **options
-        )
+        config = _json(folder / "config.json")
+        self._is_unified = config.get("model_type") == "gemma4_unified"
+        # the unified form has only a processor that needs torchvision, which makes the patches of Gemma 4's and joins them
+        kind: Any = transformers.Gemma4ImageProcessorPil if self._is_unified else transformers.AutoImageProcessor
+        more = {} if self._is_unified else {"backend": "pil", "trust_remote_code": False}
+        self._processor: Any = kind.from_pretrained(folder, local_files_only=True, **more, **options)
         settings = self._processor
-        self._layout = layout_of(_json(folder / "config.json"), _json(folder / "processor_config.json"))
+        if getattr(settings, "do_pan_and_scan", None):
+            raise ValueError("images cannot be cut into crops: leave do_pan_and_scan out")
+        self._layout = layout_of(config, _json(folder / "processor_config.json"))
         self._orders_patches = type(settings).__name__ in _OF_PATCHES and all(
             (settings.do_resize, settings.do_rescale, settings.do_normalize, settings.do_convert_rgb)
         )
@@ -94,17 +100,19 @@ class Processor:
         return Processed(tensors, [("", len(positions[0]))], positions, advance, rescale)
 
     def _laid_out(self, layout: Layout, image: Image.Image) -> Processed:
-        settings, rescale = self._processor, None
-        leaves = settings.do_rescale and settings.do_normalize
+        settings, rescale, is_plain = self._processor, None, layout.kind == "patches"
+        leaves = settings.do_rescale and settings.do_normalize is not is_plain
         left = {"do_rescale": False, "do_normalize": False} if leaves else {}
         try:
             made = settings(image, return_tensors="np", **layout.options, **left)
         except (ValueError, ZeroDivisionError):
             raise ImageError("the model's processor does not take an image of this shape") from None
+        if layout.kind == "patches":
+            made = unpadded(made, self._processor.pooling_kernel_size if self._is_unified else 1)
         pixels = np.asarray(made["pixel_values"])
         if leaves:
             assert pixels.dtype == np.uint8
-            rescale = self._rescale()
+            rescale = ([settings.rescale_factor], [0.0]) if is_plain else self._rescale()
         tensors: dict[str, Any] = {"pixel_values": pixels if leaves else pixels.astype(np.float32)}
         for name in layout.tensors:
             tensors[name] = np.asarray(made[name], np.int64)
@@ -142,6 +150,22 @@ class Processor:
         means, stds = (_channels(value) for value in (settings.image_mean, settings.image_std))
         scales = [settings.rescale_factor / std for std in stds]
         return scales, [-mean / std for mean, std in zip(means, stds, strict=True)]
+
+
+def unpadded(made: Mapping[str, Any], joined: int) -> dict[str, np.ndarray]:
+    """An image's patches [1, n, elements] and their places [1, n, (column, row)] without padding. Squares of joined x joined
+    patches become one each."""
+    pixels, places = np.asarray(made["pixel_values"]), np.asarray(made["image_position_ids"])
+    keep = places[0, :, 0] >= 0
+    pixels, places = pixels[:, keep], places[:, keep]
+    if joined > 1:
+        columns, rows = (places[0].max(0) + 1) // joined
+        side = math.isqrt(pixels.shape[2] // 3)
+        split = pixels.reshape(rows, joined, columns, joined, side, side, 3).transpose(0, 2, 1, 4, 3, 5, 6)
+        pixels = split.reshape(1, rows * columns, -1)
+        y, x = np.divmod(np.arange(rows * columns), columns)
+        places = np.stack([x, y], 1)[None]
+    return {"pixel_values": pixels, "image_position_ids": places}
 
 
 def _json(path: Path) -> dict[str, Any]:

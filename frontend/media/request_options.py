@@ -27,7 +27,8 @@ def checked(given: Any, family: Family) -> dict[str, Any]:
         raise MediaError('an object of settings is needed, like {"max_pixels": 401408}', FIELD)
     for name, value in given.items():
         if name not in family.options:
-            raise MediaError(f"this model's images have no setting {str(name)[:64]!r}, but {', '.join(family.options)}", FIELD)
+            others = f", but {', '.join(family.options)}" if family.options else ""
+            raise MediaError(f"this model's images have no setting {str(name)[:64]!r}{others}", FIELD)
         if name != "size":
             _check_number(name, value)
         elif not isinstance(value, Mapping) or not value:

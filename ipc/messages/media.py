@@ -53,6 +53,8 @@ class MediaInfo(Message, frozen=True):
 
     kinds: list[str]  # "image"
     max_item_tokens: int  # most rows of one item: those of the encoder cache
+    # most tokens of a span of which all tokens see each other, so that one step computes it whole; 0: they see what is before
+    max_whole_span: int = 0
 
 
 # ------------------------------------------------------------------------------------------------- frontend -> core

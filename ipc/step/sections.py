@@ -160,7 +160,7 @@ PREFILL_POOL_END = 16  # and ends with this chunk
 
 PLACE = Record(
     Field("row"),  # of the encoder cache, which has the token's embedding; -1: it is the embedding of its id
-    Field("last_visible"),  # the last position that it sees; reserved
+    Field("last_visible"),  # the last position that it sees, if that is behind its own; else 0
     Field("rotary_0"),  # positions on the axes of rotation, if the model has several
     Field("rotary_1"),
     Field("rotary_2"),

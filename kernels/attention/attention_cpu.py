@@ -83,6 +83,7 @@ class _Row:
     num_cached: int  # position of its first query
     masks: list[torch.Tensor | None]  # one for each slice of queries
     kv: _Gathered
+    last_visible: np.ndarray | None  # [end - begin], of its queries; None: each sees keys up to its own
 
 
 class CpuAttentionPlan:
@@ -99,19 +100,21 @@ class CpuAttentionPlan:
         window: int = 0,
         is_chunked: bool = False,
         scratch: Scratch | None = None,
+        last_visible: np.ndarray | None = None,
     ) -> None:
         """block_tables [R, max_blocks] int, by row; `k_cache` gives shape and strides (V's must be the same), dtype is q's.
 
         q holds the rows' queries one after another, query_lens of each. A row of seq_len 0 is padding: its queries get zeros. A
         query sees its last `window` keys, or with is_chunked those of its chunk of `window` keys; window 0: all keys before it;
-        below 0: all but the first.
+        below 0: all but the first. last_visible [T]: the last position that each query sees, if that is behind its own, of rows
+        with several queries.
         """
         _blocks, self.num_kv_heads, self.block_size, self.head_dim = k_cache.shape
         self.entry_strides = entry_strides(k_cache)
         self.strides = k_cache.stride()
         self.cache_dtype = k_cache.dtype
         self.window, self.is_chunked = window, is_chunked
-        self.dtype = dtype
+        self.dtype, self._last_visible = dtype, last_visible
         self._tables = np.asarray(block_tables)
         self.padding: list[tuple[int, int]] = []
         self._kept = 0
@@ -191,26 +194,38 @@ class CpuAttentionPlan:
 
     def _plan_row(self, row: int, begin: int, end: int, first_key: int, seq_len: int) -> _Row:
         kv = self._gathered(self._entry_index(np.array([row]), np.array([first_key]), seq_len - first_key))
-        plan = _Row(begin, end, first_key, seq_len - (end - begin), [], kv)
-        if plan.num_cached or (self.window and self.window < seq_len):
+        plan = _Row(begin, end, first_key, seq_len - (end - begin), [], kv, self._sees_ahead(begin, end, seq_len))
+        if plan.num_cached or (self.window and self.window < seq_len) or plan.last_visible is not None:
             for query in range(0, end - begin, _QUERY_SLICE):
                 size = min(_QUERY_SLICE, end - begin - query) * (seq_len - first_key)
                 self._kept += size
                 plan.masks.append(self.slice_mask(plan, query) if self._kept <= _MASK_ELEMENTS_KEPT else None)
         return plan
 
+    def _sees_ahead(self, begin: int, end: int, seq_len: int) -> np.ndarray | None:
+        """The last keys that a row's queries see, [queries]; None: their own."""
+        if self._last_visible is None:
+            return None
+        positions = np.arange(seq_len - (end - begin), seq_len)
+        last = self._last_visible[begin:end].clip(positions, seq_len - 1)
+        return last if (last > positions).any() else None
+
     def slice_keys(self, row: _Row, query: int) -> tuple[int, int, int]:
         """(last query + 1, first key, last key + 1) of the slice of queries from `query`; keys count from row.first_key."""
         last = min(query + _QUERY_SLICE, row.end - row.begin)
         first_key = self._first_key(row.num_cached + query) - row.first_key
-        return last, first_key, row.num_cached + last - row.first_key
+        end_key = row.num_cached + last
+        if row.last_visible is not None:
+            end_key = int(row.last_visible[query:last].max()) + 1
+        return last, first_key, end_key - row.first_key
 
     def slice_mask(self, row: _Row, query: int) -> torch.Tensor:
         """[queries, keys] of 0 or -inf for that slice."""
         last, first_key, end_key = self.slice_keys(row, query)
         positions = torch.arange(query, last)[:, None] + row.num_cached
         keys = torch.arange(first_key, end_key)[None, :] + row.first_key
-        hidden = keys > positions
+        own = row.last_visible
+        hidden = keys > (positions if own is None else torch.from_numpy(own[query:last])[:, None])
         if self.window < 0:
             hidden |= keys < positions.clamp(max=1)
         elif self.window and self.is_chunked:

@@ -2,8 +2,9 @@
 
 For row r with queries at positions p = seq_len - query_len .. seq_len - 1 and query head h over KV head h // group:
 
-    out[p, h] = v_scale * sum_n softmax_n(s[p, n]) v[n],   n <= p, and p - n < window if window > 0, or, where
-                                                              rows are chunked, n // window == p // window
+    out[p, h] = v_scale * sum_n softmax_n(s[p, n]) v[n],   n <= last[p], and p - n < window if window > 0, or, where
+                                                              rows are chunked, n // window == p // window;
+                                                              last[p] = p, or last_visible[p] if that is later
     s[p, n]   = scale * k_scale * <q[p, h], k[n]>, then softcap, ALiBi and, in the softmax's sum alone, a sink: see tile.py
 
 Tests and benchmarks call this on any device; nothing that serves does. No Triton here.
@@ -30,6 +31,7 @@ def attention_reference(
     shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    last_visible: torch.Tensor | None = None,
 ) -> None:
     """Write out [T, Hq, D] for every row with queries; a row of seq_len 0 gets zeros. Arguments as in `prefill_attention`."""
     block_size = k_cache.shape[2]
@@ -54,7 +56,8 @@ def attention_reference(
             k = k * k_scale.double()
         if v_scale is not None:
             v = v * v_scale.double()
-        visible = (keys[None, :] <= positions[:, None]) & (keys[None, :] >= first_keys[:, None])
+        last = positions if last_visible is None else torch.maximum(positions, last_visible[begin:end])
+        visible = (keys[None, :] <= last[:, None]) & (keys[None, :] >= first_keys[:, None])
         for head in range(q.shape[1]):
             scores = scale * q[begin:end, head].double() @ k[:, head // group].T
             if shape.softcap:

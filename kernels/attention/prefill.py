@@ -6,7 +6,8 @@ last tile of a row first, since it sees most keys. A fixed grid of programs then
 unequal tiles and unused grid (graphs captured for more rows than there are) cost nothing. KV tiles that every query of the tile
 sees in full run in a loop without masks. If there are few query tiles but many keys (a short prompt behind a long cached one),
 the schedule also splits the keys; the last program to finish reduces the partial sums, as in decode.py. On a Hopper GPU, 16-bit
-models without ALiBi use prefill_hopper.py. With `--deterministic` this kernel computes decode rows, too.
+models without ALiBi use prefill_hopper.py, but for steps in which queries see keys behind their own (last_visible), where a
+query tile's keys end with the last that one of its queries sees. With `--deterministic` this kernel computes decode rows, too.
 
 FLOPs: 4 * Hq * D a visible (query, key) pair. Bytes: q and out once; keys and values once per query tile, mostly from L2.
 """
@@ -49,7 +50,8 @@ def _load_unit(
 
 @triton.jit(
     do_not_specialize=["num_slots", "num_blocks", "num_tokens", "max_keys", "window", "stride_table"],
-    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],  # slices of a step's buffers
+    # slices of a step's buffers
+    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "last_visible_ptr"],
 )
 def _prefill_kernel(
     q_ptr,
@@ -71,6 +73,7 @@ def _prefill_kernel(
     counters_ptr,
     slopes_ptr,
     sinks_ptr,
+    last_visible_ptr,
     scale_log2,
     softcap,
     alibi_scale,
@@ -109,6 +112,7 @@ def _prefill_kernel(
     NUM_LANES: tl.constexpr,
     MAY_SPLIT: tl.constexpr,
     ALL_MASKED: tl.constexpr,
+    SEES_AHEAD: tl.constexpr,
 ):
     PARTS: tl.constexpr = (GROUP + HEADS - 1) // HEADS  # query tiles that share a group's heads
     num_programs = tl.num_programs(0)
@@ -155,6 +159,12 @@ def _prefill_kernel(
         first_position = tl.maximum(seq_len - query_len + first_token, 0)
         end_key = tl.minimum(first_position + tl.minimum(TOKENS, query_len - first_token), seq_len)
         positions = tl.minimum(first_position + token, end_key - 1)
+        last_keys = positions
+        last_position = end_key - 1
+        if SEES_AHEAD:  # a tile's keys then end behind its queries, up to the last key that one of them sees
+            last = tl.load(last_visible_ptr + line, mask=live, other=0)
+            last_keys = tl.minimum(tl.maximum(positions, last), seq_len - 1)
+            end_key = tl.maximum(end_key, tl.max(last_keys, 0) + 1)
         first_key = first_visible_key(first_position, window, WINDOWED)
         tile_begin = first_key // TILE
         tile_end = tl.cdiv(end_key, TILE)
@@ -163,7 +173,7 @@ def _prefill_kernel(
             tile_begin += split * split_tiles
             tile_end = tl.minimum(tile_begin + split_tiles, tile_end)
         full_end = tl.minimum(tl.maximum((first_position + 1) // TILE, tile_begin), tile_end)
-        full_begin = tl.cdiv(first_visible_key(end_key - 1, window, WINDOWED), TILE)
+        full_begin = tl.cdiv(first_visible_key(last_position, window, WINDOWED), TILE)
         full_begin = tl.minimum(tl.maximum(full_begin, tile_begin), full_end)
         if ALL_MASKED:  # one loop for a tile, whichever queries share it
             full_begin = tile_begin
@@ -182,7 +192,7 @@ def _prefill_kernel(
         slopes = row_slopes(slopes_ptr, head, ALIBI)
         if WINDOWED:
             acc, row_max, row_sum = attend_tiles(
-                acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
+                acc, row_max, row_sum, q, positions, last_keys, key_head_ptr, value_head_ptr, block_row_ptr,
                 tile_begin, full_begin, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
                 stride_key_block, stride_key_token, stride_value_block, stride_value_token,
                 BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
@@ -190,13 +200,13 @@ def _prefill_kernel(
         # Testing at run time whether to mask, in one loop over all tiles, was 7 % slower on long prompts, 5-10 % faster on
         # short.
         acc, row_max, row_sum = attend_tiles(
-            acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
+            acc, row_max, row_sum, q, positions, last_keys, key_head_ptr, value_head_ptr, block_row_ptr,
             full_begin, full_end, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
             stride_key_block, stride_key_token, stride_value_block, stride_value_token,
             BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, False, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
         )  # fmt: skip
         acc, row_max, row_sum = attend_tiles(
-            acc, row_max, row_sum, q, positions, key_head_ptr, value_head_ptr, block_row_ptr,
+            acc, row_max, row_sum, q, positions, last_keys, key_head_ptr, value_head_ptr, block_row_ptr,
             full_end, tile_end, first_key, end_key, qk_scale, softcap, alibi_scale, slopes, window, num_blocks,
             stride_key_block, stride_key_token, stride_value_block, stride_value_token,
             BLOCK_SIZE, TILE, HEAD_DIM, HEAD_PAD, True, False, WINDOWED, SOFTCAP, ALIBI, PRECISION,
@@ -244,6 +254,7 @@ def prefill_attention(
     shape: ScoreShape = PLAIN_SCORES,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    last_visible: torch.Tensor | None = None,
 ) -> None:
     """Causal attention of the rows that `prefill_schedule` was given; writes their tokens of `out`, and no others.
 
@@ -251,6 +262,7 @@ def prefill_attention(
     row_slots [R], query_start [R + 1] (offsets in q), seq_lens [R] int32, keys of this step included. Query i of a row is at
     position seq_len - query_len + i, and sees all keys before it, its `window` last keys, or, with is_chunked, those of its
     chunk of `window` keys. `shape`: softcap, ALiBi and sinks. k_scale, v_scale [1] fp32 multiply the cache's elements.
+    last_visible [T] int32: the last position that each query sees, if that is behind its own; the row must have its key.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, num_kv_heads, block_size, _ = k_cache.shape
@@ -259,7 +271,8 @@ def prefill_attention(
         raise ValueError(f"heads {num_heads}/{num_kv_heads} of {head_dim} do not fit the workspace")
     check_layout(q, k_cache, v_cache, block_table, out, scale)
     shape.check(num_heads)
-    uses_hopper = workspace.hopper and not is_chunked
+    # Hopper's kernel masks keys behind a query's own position and stops there: queries that see further run here
+    uses_hopper = workspace.hopper and not is_chunked and last_visible is None
     if uses_hopper and (hopper_config := workspace.hopper_config(window, shape)) is not None:
         from quire.kernels.attention import prefill_hopper as hopper
 
@@ -289,6 +302,7 @@ def prefill_attention(
         workspace.counters,
         shape.slopes,
         shape.sinks,
+        last_visible,
         scale * LOG2_E,
         shape.softcap,
         shape.alibi_scale,
@@ -319,6 +333,7 @@ def prefill_attention(
         NUM_LANES=config.num_warps * 32,
         MAY_SPLIT=workspace.may_split,
         ALL_MASKED=current().fixed_order,
+        SEES_AHEAD=last_visible is not None,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=config.max_registers,

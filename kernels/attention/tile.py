@@ -3,12 +3,13 @@
 Paged attention over a cache of blocks [num_blocks, Hkv, block_size, D], for one KV head h and a tile of query rows m
 (query tokens x the group of query heads that share h, packed into the tile's rows):
 
-    s[m, n] = scale * k_scale * <q[m], k[n]>             for first_visible(m) <= n <= position(m), else -inf
+    s[m, n] = scale * k_scale * <q[m], k[n]>             for first_visible(m) <= n <= last_visible(m), else -inf
     s       = softcap * tanh(s / softcap)                if the layer caps its scores (Gemma 2)
     s      += alibi(n) - alibi(position(m))              if it has ALiBi: alibi(n) = alibi_scale * slope * n
     out[m]  = v_scale * sum_n exp(s[m, n]) * v[n] / (exp(sink) + sum_n exp(s[m, n])),   exp(sink): if it has attention sinks
 
-computed online (running maximum and sum, in fp32, in base 2 so that the scale folds into exp2). decode.py and prefill.py call
+last_visible(m) is position(m), but for tokens that see some behind them (those of an image, in some models). All is computed
+online (running maximum and sum, in fp32, in base 2 so that the scale folds into exp2). decode.py and prefill.py call
 this; it does not decide which rows or tiles run where. Indices that come from tables are clamped here, and a key outside a
 row's range never reaches its result, even where the cache holds NaN.
 """
@@ -161,6 +162,7 @@ def attend_tiles(
     row_sum,
     q,
     positions,
+    last_visible,
     key_ptr,
     value_ptr,
     block_row_ptr,
@@ -191,10 +193,10 @@ def attend_tiles(
 ):
     """Fold KV tiles [tile_begin, tile_end) into the running (acc [M, HEAD_PAD], row_max [M], row_sum), all fp32.
 
-    q [M, HEAD_PAD]; positions [M] int32 of the queries; slopes [M], of ALiBi; key_ptr, value_ptr: the head's entries in block
-    0; row_max is in units of log2. Unmasked tiles must be visible in full to every row. Keys outside [first_key, end_key) are
-    seen by no row and are not read. row_sum is [M], or with SUM_LATER [M, TILE], which the caller sums: where few rows are
-    spread over all warps, that saves two barriers a tile.
+    q [M, HEAD_PAD]; positions [M] int32 of the queries, last_visible [M] of the last keys that they see; slopes [M], of
+    ALiBi; key_ptr, value_ptr: the head's entries in block 0; row_max is in units of log2. Unmasked tiles must be visible in
+    full to every row. Keys outside [first_key, end_key) are seen by no row and are not read. row_sum is [M], or with SUM_LATER
+    [M, TILE], which the caller sums: where few rows are spread over all warps, that saves two barriers a tile.
     Bytes: 2 * TILE * HEAD_DIM cache elements and the block ids of a tile.
     """
     offs_n = tl.arange(0, TILE)
@@ -252,7 +254,7 @@ def attend_tiles(
         if SOFTCAP or ALIBI > 0:
             scores = _shaped_scores(scores, keys, positions, qk_scale, softcap, alibi_scale, slopes, SOFTCAP, ALIBI)
         if MASKED:
-            visible = keys[None, :] <= positions[:, None]  # this also hides keys past the row's end
+            visible = keys[None, :] <= last_visible[:, None]  # this also hides keys past the row's end
             if WINDOWED >= 2:
                 visible = visible & (keys[None, :] >= first_visible_key(positions, window, WINDOWED)[:, None])
             elif WINDOWED:

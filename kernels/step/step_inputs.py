@@ -26,7 +26,7 @@ import quire.ipc.step.sections as sections
 from quire.ipc.step.sections import BLOCK as BLOCK_UPDATE
 from quire.ipc.step.sections import HEADER, LOGPROBS, PREFILL, SLOT
 from quire.kernels.step.finish_windows import finish_windows
-from quire.kernels.step.rotary import PLACE_WORDS, write_rotary
+from quire.kernels.step.places import PLACE_WORDS, write_places
 from quire.kernels.step.tables import LogitsProcessorPool, SlotTables, StepBuffers
 from quire.kernels.step.token_counts import count_tokens
 from quire.kernels.step.windows import S_FINAL_LEN, begin_survival, share_drafts, window_tokens, write_drafts, write_samples
@@ -117,9 +117,9 @@ def _apply_kernel(
 def _build_kernel(
     plan, plan_len, decode_slots, seq_len, last_token, block_table, input_ids, positions, slot_mapping, row_slots, query_start,
     seq_lens, logits_indices, samples, num_decode_rows, num_rows, slot_params, drafts, row_tokens, sample_slots,
-    sample_positions, sample_places, first_sample, num_samples, rotary, T, R, num_slots, max_blocks, vocab, mapping_stride,
-    GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, MICRO_BATCHES: tl.constexpr,
-    DRAFTS: tl.constexpr, WINDOWS: tl.constexpr, SEARCH_STEPS: tl.constexpr, AXES: tl.constexpr,
+    sample_positions, sample_places, first_sample, num_samples, rotary, last_visible, T, R, num_slots, max_blocks, vocab,
+    stride, GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, AXES: tl.constexpr,
+    MICRO_BATCHES: tl.constexpr, DRAFTS: tl.constexpr, WINDOWS: tl.constexpr, SEARCH_STEPS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     i = pid * BLOCK + tl.arange(0, BLOCK)  # a token, and a row
@@ -223,17 +223,17 @@ def _build_kernel(
         is_kept = is_token & ((is_decode == 0) | (position < final_len - 1))
     tl.store(input_ids + i, tl.where(is_token, _clamp(token, vocab - 1), 0), i < T)
     tl.store(positions + i, tl.where(is_token, position, 0), i < T)
-    if AXES > 0:
+    if AXES > 0 or AHEAD:
         places, places_at = _section(plan, H_NUM_PLACES, H_PLACES, PLACE_WORDS, plan_len)
-        write_rotary(  # a row of positions is as long as one of the mapping
-            rotary + i, mapping_stride, i < T, is_token, position, slot_params + token_slot * SLOT_WORDS, is_decode,
-            plan + places_at + j_token * PLACE_WORDS, is_prefill & (j_token < places), AXES,
+        write_places(  # a row of positions is as long as one of the mapping
+            rotary + i, stride, last_visible + i, i < T, is_token, position, slot_params + token_slot * SLOT_WORDS,
+            is_decode, plan + places_at + j_token * PLACE_WORDS, is_prefill & (j_token < places), AXES, AHEAD,
         )  # fmt: skip
     for group in range(GROUPS):
         row = (group * num_slots + token_slot).to(tl.int64)
         block = tl.load(block_table + row * max_blocks + position // BLOCK_SIZE, is_kept, other=0).to(tl.int64)
         mapped = tl.where(is_kept, block * BLOCK_SIZE + position % BLOCK_SIZE, -1)
-        tl.store(slot_mapping + group * mapping_stride + i, mapped, i < T)
+        tl.store(slot_mapping + group * stride + i, mapped, i < T)
 
 
 @triton.jit
@@ -329,13 +329,12 @@ def prepare_step(
         raise ValueError("prepare_step: the plan must be contiguous int32, the block tables contiguous")
     if not (0 < num_tokens <= step.max_tokens and 0 < num_rows <= step.max_rows and len(step.slot_mapping) == groups):
         raise ValueError(f"prepare_step: {num_tokens} tokens, {num_rows} rows, {groups} groups do not fit the buffers")
-    speculates = tables.drafts.shape[1] > 0
-    if windows and not (speculates and num_rows <= len(step.sample_slots)):
+    drafts = tables.drafts.shape[1] > 0
+    if windows and not (drafts and num_rows <= len(step.sample_slots)):
         raise ValueError(f"prepare_step: {num_rows} samples do not fit the buffers, or the tables have no drafts")
     _apply_kernel[(APPLY_PROGRAMS,)](
         plan, plan.numel(), tables.params, tables.block_table, tables.decode_slots, tables.num_drafts, tables.survival,
-        num_slots, groups * num_slots, max_blocks, num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots),
-        speculates,
+        num_slots, groups * num_slots, max_blocks, num_blocks, APPLY_PROGRAMS, APPLY_BLOCK, len(tables.decode_slots), drafts,
     )  # fmt: skip
     if windows:
         share_drafts(plan, tables, step, num_rows)
@@ -343,9 +342,10 @@ def prepare_step(
         plan, plan.numel(), tables.decode_slots, tables.seq_len, tables.last_token, tables.block_table,
         step.input_ids, step.positions, step.slot_mapping, step.row_slots, step.query_start, step.seq_lens, step.logits_indices,
         step.samples, step.num_decode_rows, step.num_rows, tables.params, tables.drafts, step.row_tokens, step.sample_slots,
-        step.sample_positions, step.sample_places, step.first_sample, step.num_samples, step.rotary, num_tokens, num_rows,
-        num_slots, max_blocks, vocab, step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK, BUILD_CHUNK,
-        len(tables.decode_slots), speculates, windows, step.max_rows.bit_length() if windows else 0, len(step.rotary),
+        step.sample_positions, step.sample_places, step.first_sample, step.num_samples, step.rotary, step.last_visible,
+        num_tokens, num_rows, num_slots, max_blocks, vocab, step.slot_mapping.stride(0), groups, block_size, BUILD_BLOCK,
+        BUILD_CHUNK, len(step.rotary), len(tables.decode_slots), drafts, windows, step.max_rows.bit_length() * windows,
+        len(step.last_visible) > 0,
     )  # fmt: skip
     if draft_words is not None:
         write_drafts(plan, step, draft_words, num_rows)

@@ -83,10 +83,14 @@ def prepare_step(
         ids[first:total] = _rows(words, h, "prefill_tokens", 1)[:, 0]
         positions[first:total] = np.arange(first, total) + np.repeat(start - query_start[nd:rows], length)
         token_slots = np.concatenate([decode, np.repeat(slots[nd:rows], length)])
+    places = _rows(words, h, "places", PLACE.width)
     if len(rotary := out["rotary"]):
-        _put_rotary(
-            rotary, positions, state["params"][decode, SLOT.at["rotary_delta"]], _rows(words, h, "places", PLACE.width), total
-        )
+        _put_rotary(rotary, positions, state["params"][decode, SLOT.at["rotary_delta"]], places, total)
+    if len(ahead := out["last_visible"]):
+        ahead[:num_tokens] = 0
+        ahead[:total] = positions[:total]
+        if len(places):
+            np.maximum(ahead[first:total], places[:, PLACE.at["last_visible"]], out=ahead[first:total])
     block, offset = np.divmod(positions[:total], block_size)
     mapping, block_table = out["slot_mapping"], state["block_table"]
     ended = np.flatnonzero(positions[:first] >= last)  # the row's last token was sampled, which is never computed

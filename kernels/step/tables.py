@@ -176,14 +176,24 @@ class StepBuffers:
     row_tokens: torch.Tensor  # int32 [R], tokens of each decode row in this step; 0 for other rows
     accepted: torch.Tensor  # int32 [R], samples of each row that count: see kernels/speculation/accept.py
     rotary: torch.Tensor  # int32 [axes, T], positions on the axes of rotation; [0, T]: they are `positions`
+    last_visible: torch.Tensor  # int32 [T], the last position that each token sees; [0]: its own
     max_tokens: int = field(default=0)
     max_rows: int = field(default=0)
+    sees_ahead: bool = False  # some token of the next step sees keys behind its own; attention sets it back
 
     @classmethod
     def allocate(
-        cls, max_tokens: int, max_rows: int, num_groups: int, device: torch.device | str, max_samples: int = 0, axes: int = 0
+        cls,
+        max_tokens: int,
+        max_rows: int,
+        num_groups: int,
+        device: torch.device | str,
+        max_samples: int = 0,
+        axes: int = 0,
+        may_see_ahead: bool = False,
     ) -> "StepBuffers":
-        """max_samples: of a step with windows; 0 if there are none. axes: of rotation; 0: positions are plain."""
+        """max_samples: of a step with windows; 0 if there are none. axes: of rotation; 0: positions are plain. may_see_ahead:
+        tokens of items may see keys behind their own."""
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -192,12 +202,16 @@ class StepBuffers:
         t, r, n = max_tokens, max(max_rows, max_samples), max_samples
         inputs = ints(t), ints(t), mapping, ints(r), ints(r + 1), ints(r), ints(r), ints(r), ints(1), ints(1)
         more = ints(n), ints(n), ints(n), ints(r + 1 if n else 0), ints(1), ints(n), ints(n)
-        return cls(*inputs, *more, ints(axes, t), t, r)
+        return cls(*inputs, *more, ints(axes, t), ints(t if may_see_ahead else 0), t, r)
+
+    def see_ahead(self, places: np.ndarray) -> None:
+        """The next step has these places of items, [n] of PLACE."""
+        self.sees_ahead = bool(len(self.last_visible) and places["last_visible"].any())
 
     @cached_property
     def host(self) -> dict[str, np.ndarray]:
         """numpy views of buffers on the CPU, by name."""
-        return {f.name: getattr(self, f.name).numpy() for f in fields(self) if not f.name.startswith("max_")}
+        return {f.name: getattr(self, f.name).numpy() for f in fields(self) if not f.name.startswith(("max_", "sees_"))}
 
 
 class WindowIds(NamedTuple):

@@ -54,6 +54,8 @@ def test_blocks_needed_of_one_and_of_many():
     kv = manager(windows=(0, 8))
     assert [int(kv.blocks_needed(n)) for n in (1, 16, 17, 40)] == [2, 8, 9, 14]  # behind a window of 8 four blocks do
     assert kv.blocks_needed(np.asarray([1, 40])).tolist() == [2, 14]
+    spans = KVManager(40, 4, kinds_of((0, 8)), num_slots=5, max_whole_span=9)  # behind the window a step may have nine tokens
+    assert [int(spans.blocks_needed(n)) for n in (17, 40)] == [10, 17]
 
 
 def test_a_prefix_is_hit_in_whole_blocks_and_never_the_last_token():

@@ -34,6 +34,8 @@ def test_the_smaller_the_model_the_more_of_a_prompt_a_step_takes():
 def test_how_much_goes_into_a_step_beside_decode_rows(num_decode, new_streams, num_tokens, most, expected):
     assert prefill_budget(num_decode, num_decode, new_streams, num_tokens, most, 256) == expected
     assert prefill_budget(num_decode, 0, new_streams, num_tokens, most, 256) == most  # nobody waits for a next token
+    least = prefill_budget(num_decode, num_decode, new_streams, num_tokens, most, 256, 160)
+    assert least == min(most, max(expected, 160)) or num_tokens == 0  # tokens that go together
     if 0 < new_streams <= num_decode:
         assert prefill_budget(num_decode, new_streams - 1, new_streams, num_tokens, most, 256) == most
         assert prefill_budget(num_decode, new_streams, new_streams, num_tokens, most, 256) == expected

@@ -324,8 +324,8 @@ def test_strange_images_are_answered(server):
     assert chat(server, [part(data_url(file.getvalue()))]).status == 200
 
 
-def params():
-    return SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True)
+def params(**more):
+    return SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, **more)
 
 
 def test_a_client_in_python(server):
@@ -361,14 +361,17 @@ def test_offline(tmp_path):
                 llm.generate([{"prompt": prompt, "multi_modal_data": wrong}], params())
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3.5", "glm4.1v", "mistral-small-3", "internvl"])
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3.5", "glm4.1v", "mistral-small-3", "internvl", "gemma3", "gemma4"])
 def test_families_from_an_image_to_text(name):
     options = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 256, "cpu_kv_cache_gib": 0.05}
     shown = seeing_model.in_template(name)
     prompt = user(f"{shown}hello{shown}") + ASSISTANT
     ids, tokens = seeing_model.reference_ids(name, prompt, [A, B], COUNT)
+    bias = {"logit_bias": {500: -100.0, 503: -100.0}} if name == "gemma4" else {}
     with LLM(str(seeing_model.seeing(name)), **options) as llm:
         content = [{"type": "image", "image": A}, {"type": "text", "text": "hello"}, {"type": "image", "image": B}]
         for _ in range(2):
-            (output,) = llm.chat([{"role": "user", "content": content}], params())
+            (output,) = llm.chat([{"role": "user", "content": content}], params(**bias))
             assert output.prompt_token_ids == ids and output.outputs[0].token_ids == tokens
+        (output,) = llm.generate({"prompt": prompt, "multi_modal_data": {"image": [A, B]}}, params(**bias))
+        assert output.prompt_token_ids == ids and output.outputs[0].token_ids == tokens

@@ -65,6 +65,7 @@ class Case:
     interleaved: bool = False
     num_blocks: int = 0
     shape: dict = field(default_factory=dict)  # of SHAPES
+    ahead: list[tuple[int, int, int]] = field(default_factory=list)  # (row, first, last position) that see each other
     scale: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,11 +111,20 @@ class Case:
         self.query_start = starts.to(self.device, torch.int32)
         self.seq_lens = torch.tensor([keys for keys, _queries in self.rows], dtype=torch.int32, device=self.device)
         tokens = int(starts[-1])
+        self.last_visible = self._last_visible() if self.ahead else None
         qkv = torch.randn(tokens, self.num_heads + 2 * self.num_kv_heads, self.head_dim, generator=gen)
         self.q = qkv.to(self.device, self.dtype)[:, : self.num_heads]
         self.out = torch.full((tokens, self.num_heads, self.head_dim), float("nan"), device=self.device, dtype=self.dtype)
         self.k_scale = torch.tensor([0.7], device=self.device) if self.scaled else None
         self.v_scale = torch.tensor([1.3], device=self.device) if self.scaled else None
+
+    def _last_visible(self) -> torch.Tensor:
+        found = torch.zeros(int(self.query_start[-1]), dtype=torch.int32)
+        for row, first, last in self.ahead:
+            keys, queries = self.rows[row]
+            at = int(self.query_start[row]) + torch.arange(max(first - keys + queries, 0), last + 1 - keys + queries)
+            found[at] = last
+        return found.to(self.device)
 
     @property
     def score_shape(self) -> ScoreShape:
@@ -141,7 +151,7 @@ class Case:
     def expected(self) -> torch.Tensor:
         want = torch.full(self.out.shape, float("nan"), device=self.device, dtype=torch.float32)
         given = {"scale": self.scale, "window": self.window, "is_chunked": self.is_chunked, "shape": self.score_shape}
-        attention_reference(*self.tensors[:-1], want, **given, **self.scales)
+        attention_reference(*self.tensors[:-1], want, **given, **self.scales, last_visible=self.last_visible)
         return want
 
 
@@ -165,7 +175,7 @@ def run_prefill(case: Case, num_decode_rows: torch.Tensor | None = None, hopper:
     for _layer in range(2):
         case.out.fill_(float("nan"))
         given = {"scale": case.scale, "workspace": workspace, "window": case.window, "is_chunked": case.is_chunked}
-        prefill_attention(*case.tensors, **given, shape=case.score_shape, **case.scales)
+        prefill_attention(*case.tensors, **given, shape=case.score_shape, **case.scales, last_visible=case.last_visible)
     assert not workspace.counters.any()
     return case.out
 
@@ -217,6 +227,7 @@ def run_cpu(case: Case) -> torch.Tensor:
         dtype=case.dtype,
         window=case.window,
         is_chunked=case.is_chunked,
+        last_visible=None if case.last_visible is None else case.last_visible.numpy(),
     )
     given = {"scale": case.scale, "shape": case.score_shape}
     attention_cpu(case.q, case.k_cache, case.v_cache, case.out, plan, **given, **case.scales)

@@ -20,14 +20,17 @@ from quire.ipc.messages.media import MediaInfo, MediaItem, MediaTensor
 from quire.ipc.step.items import encode_piece
 
 PLACEHOLDER, START, END, BREAK = 500, 501, 502, 504
+PLACEHOLDERS = (500, 503)  # of images and videos
 
 
 class MediaEngine(InlineEngine):
-    """arena: bytes of items on their way."""
+    """arena: bytes of items on their way. is_whole: tokens of an image see each other."""
 
-    def __init__(self, folder, *, rows=64, arena=1 << 20, **more):
+    def __init__(self, folder, *, rows=64, arena=1 << 20, is_whole=False, make_device=None, **more):
+        self.make_device = make_device or super()._make_device
         more.setdefault("model_options", {"sees": True})
-        self.info = MediaInfo(["image"], rows)
+        whole = min(rows, more.get("budget", 512)) if is_whole else 0
+        self.info, more["max_whole_span"] = MediaInfo(["image"], rows, whole), whole
         super().__init__(folder, encoder_rows=rows, item_bytes=arena, **more)
         self.model.items.num_rows = rows
         self.model.items.allocate()
@@ -47,6 +50,9 @@ class MediaEngine(InlineEngine):
 
         items.encode, self.scheduler.schedule = counted, with_answers
         assert tower is not None
+
+    def _make_device(self, ctx):
+        return self.make_device(ctx)
 
     def _new_intake(self, limits, eos):
         return super()._new_intake(msgspec.structs.replace(limits, media=self.info), eos)
@@ -108,12 +114,26 @@ def tiles_of(count, tokens, seed=0):
     return Image({"pixel_values": _random((count, 3, 28, 28), count, tokens, seed)}, (count * tokens,))
 
 
+def square_of(seed=0, tokens=9):
+    """An image of Gemma 3, which all have one size."""
+    return Image({"pixel_values": _random((1, 3, 84, 84), 84, 84, seed)}, (tokens,))
+
+
+def patches_of(height, width, seed=0, square=2, side=4):
+    """An image of Gemma 4 with patches of side * side pixels, of which square * square become a token; sizes in tokens."""
+    rows, columns = square * height, square * width
+    positions = torch.stack([torch.arange(columns).repeat(rows), torch.arange(rows).repeat_interleave(columns)], 1)
+    pixels = _random((1, rows * columns, 3 * side * side), height, width, seed)
+    return Image({"pixel_values": pixels, "image_position_ids": positions[None]}, (height * width,))
+
+
 def _random(shape, height, width, seed):
     generator = torch.Generator().manual_seed(1000 * seed + 37 * height + width)
     return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
 
 RESCALE = ([1 / 127.5] * 3, [-1.0] * 3)
+RESCALE_ALL = ([1 / 127.5], [-1.0])
 _DTYPES = {torch.uint8: "uint8", torch.int64: "int64", torch.float32: "float32"}
 
 
@@ -134,7 +154,8 @@ def item_of(image, begin):
         rows, columns = np.divmod(np.arange(len(ids)), image.grid[1])
         positions, advance = [[0] * len(ids), rows.tolist(), columns.tolist()], max(image.grid)
     digest = hashlib.sha256(b"".join(data)).digest()
-    return MediaItem("image", digest, spans, tensors, positions, advance, RESCALE), data, ids
+    rescale = RESCALE_ALL if "image_position_ids" in image.tensors else RESCALE
+    return MediaItem("image", digest, spans, tensors, positions, advance, rescale), data, ids
 
 
 def prompt(*parts):
@@ -158,14 +179,28 @@ def reference(name, parts, count):
     inputs = {"input_ids": torch.tensor([ids])}
     if images:
         pixels = [floats_of(image["pixel_values"]) for image in images]
-        if pixels[0].dim() == 4:
+        if "image_position_ids" in images[0]:
+            most = max(p.shape[1] for p in pixels)
+            pixels = [torch.nn.functional.pad(p, (0, 0, 0, most - p.shape[1])) for p in pixels]
+            positions = [image["image_position_ids"] for image in images]
+            images = [
+                {**image, "image_position_ids": torch.nn.functional.pad(p, (0, 0, 0, most - p.shape[1]), value=-1)}
+                for image, p in zip(images, positions, strict=True)
+            ]
+        elif pixels[0].dim() == 4:
             height, width = (max(p.shape[axis] for p in pixels) for axis in (2, 3))
             pixels = [torch.nn.functional.pad(p, (0, width - p.shape[3], 0, height - p.shape[2])) for p in pixels]
         inputs |= {key: torch.cat([image[key] for image in images]) for key in images[0] if key != "pixel_values"}
         inputs["pixel_values"] = torch.cat(pixels)
-        if "image_grid_thw" in inputs:
+        if "image_grid_thw" in inputs or "gemma4" in name:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == PLACEHOLDER).int()
+    if images and "gemma3" in name:
+        inputs["token_type_ids"] = (inputs["input_ids"] == PLACEHOLDER).int()
     options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    if "gemma4" in name:  # to which a sampled placeholder is padding
+        options["suppress_tokens"] = list(PLACEHOLDERS)
+    if "unified" in name:  # transformers 5.23 masks as Gemma 4 does, in layers with a window alone, only with this cache
+        options["cache_implementation"] = "static"
     with torch.inference_mode():
         out = model_of(name).generate(**inputs, **options)
     return out[0, len(ids) :].tolist()

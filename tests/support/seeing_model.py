@@ -50,6 +50,21 @@ OTHERS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "[IMG]",
         {"image_processor_type": "PixtralImageProcessor", "patch_size": 14, "size": {"longest_edge": 112}},
     ),
+    "gemma3": (
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>", "<other>"),
+        "<start_of_image>",
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 84, "width": 84}},
+    ),
+    "gemma4": (
+        ("<|image|>", "<|image>", "<image|>", "<|video|>"),
+        "<|image|>",
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "max_soft_tokens": 70,
+        },
+    ),
     "internvl": (
         ("<IMG_CONTEXT>", "<img>", "</img>", "<video>"),
         "<IMG_CONTEXT>",
@@ -118,6 +133,10 @@ def _ids_of(name: str, made: Any) -> list[list[int]]:
     if name.startswith("mistral"):
         sizes = [(height // 28, width // 28) for height, width in made["image_sizes"].tolist()]
         return [[*([*[500] * width, 501] * height)[:-1], 502] for height, width in sizes]
+    if name.startswith("gemma3"):
+        return [[501, *[500] * 9]] * len(made["pixel_values"])
+    if name.startswith("gemma4"):
+        return [[501, *[500] * int(count), 502] for count in made["num_soft_tokens_per_image"]]
     if name.startswith("internvl"):
         return [[501, *[500] * int(count), 502] for count in made["num_patches"]]
     return [[500] * count for count in (made["image_grid_thw"].prod(-1) // 4).tolist()]
@@ -128,6 +147,9 @@ def reference_ids(name: str, prompt: str, images: Sequence[Image.Image], count: 
     import torch
     from transformers import AutoImageProcessor
 
+    place = 501 if name.startswith("gemma3") else 500
+    if name.startswith("gemma3"):
+        prompt = prompt.replace("<start_of_image>", "\n\n<start_of_image><end_of_image>\n\n")
     ids = tokenizer(_of(name)[0]).encode(prompt, add_special_tokens=False).ids
     inputs: dict[str, Any] = {}
     if images:
@@ -135,12 +157,18 @@ def reference_ids(name: str, prompt: str, images: Sequence[Image.Image], count: 
         call = options.get(name.split("-")[0], {})
         made = AutoImageProcessor.from_pretrained(seeing(name), backend="pil")(list(images), return_tensors="pt", **call)
         rows = iter(_ids_of(name, made))
-        ids = [one for id in ids for one in (next(rows) if id == 500 else [id])]
-        inputs = {key: made[key] for key in ("pixel_values", "image_grid_thw", "image_sizes") if key in made}
+        ids = [one for id in ids for one in (next(rows) if id == place else [id])]
+        inputs = {
+            key: made[key] for key in ("pixel_values", "image_grid_thw", "image_sizes", "image_position_ids") if key in made
+        }
     given = torch.tensor([ids])
-    if "image_grid_thw" in inputs:
+    if name.startswith("gemma3"):
+        inputs["token_type_ids"] = (given == 500).int()
+    if "image_grid_thw" in inputs or "image_position_ids" in inputs:
         inputs["mm_token_type_ids"] = (given == 500).int()
     options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    if name.startswith("gemma4"):  # to which a sampled placeholder is padding
+        options["suppress_tokens"] = [500, 503]
     with torch.inference_mode():
         out = tiny_wrappers.reference(f"{name}-seen").generate(input_ids=given, **inputs, **options)
     return ids, out[0, len(ids) :].tolist()

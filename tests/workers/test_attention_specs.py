@@ -120,6 +120,7 @@ def cuda(monkeypatch):
     from quire.workers.attention import cuda
 
     calls, limits = [], []  # limits: of the rows that prefill attention is given
+    ahead = []  # the last keys that prefill attention is told that its queries see
     space = types.SimpleNamespace
 
     def record(name, *keep):
@@ -127,6 +128,8 @@ def cuda(monkeypatch):
             calls.append((name, *(kwargs[key] if isinstance(key, str) else args[key] for key in keep)))
             if name == "prefill_schedule":
                 limits.append(args[-1])
+            if name == "prefill":
+                ahead.append(kwargs["last_visible"])
 
         return call
 
@@ -144,7 +147,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(cuda, "rope_kv", record("rope_kv", 9))
     monkeypatch.setattr(cuda, "can_fuse", lambda workspace, *rest: workspace.shape[3] == 1)
     monkeypatch.setattr(cuda, "mode_for", lambda tokens: 0)
-    return space(module=cuda, calls=calls, limits=limits)
+    return space(module=cuda, calls=calls, limits=limits, ahead=ahead)
 
 
 def cuda_attention(cuda, specs, cache=None, max_samples=0, dtype=torch.float32):
@@ -155,11 +158,11 @@ def cuda_attention(cuda, specs, cache=None, max_samples=0, dtype=torch.float32):
     return cuda.module.CudaModelAttention(ctx)
 
 
-def run_step(attention, specs, tokens, rows, decode_rows, **more):
+def run_step(attention, specs, tokens, rows, decode_rows, sees_ahead=False, **more):
     zeros = torch.zeros(64, dtype=torch.int32)
     step = types.SimpleNamespace(
         num_decode_rows=zeros[:1], query_start=zeros, seq_lens=zeros, row_slots=zeros, positions=zeros,
-        slot_mapping=torch.zeros(3, 64, dtype=torch.int64),
+        slot_mapping=torch.zeros(3, 64, dtype=torch.int64), last_visible=zeros, sees_ahead=sees_ahead,
     )  # fmt: skip
     tables = types.SimpleNamespace(block_table=torch.zeros(3, 9, 4, dtype=torch.int32))
     attention.begin(tables, step, tokens, rows, decode_rows, **more)
@@ -167,6 +170,7 @@ def run_step(attention, specs, tokens, rows, decode_rows, **more):
         norm = None if spec.qk_norm_eps is None else torch.ones(spec.head_dim)
         out = attention.attend(layer, torch.zeros(tokens, spec.q_size + 2 * spec.kv_size), norm, norm)
         assert out.shape == (tokens, spec.q_size)
+    assert not step.sees_ahead  # the next step says so itself
 
 
 WINDOWED = ({}, {"window": 10}, {}, {"window": 10})  # as Qwen2 with two KV groups
@@ -253,3 +257,13 @@ def test_with_windows_alone_prefill_need_not_look_further_than_the_widest(cuda):
     specs = specs_of({"window": 10}, {"window": 20})
     run_step(cuda_attention(cuda, specs), specs, 9, 2, 0)
     assert ("prefill_schedule", 20) in cuda.calls
+
+
+def test_layers_are_told_of_keys_behind_their_queries_in_steps_that_have_some(cuda):
+    specs = specs_of({"window": 10, "sees_ahead": True}, {"window": 10}, {"sees_ahead": True})
+    attention = cuda_attention(cuda, specs)
+    run_step(attention, specs, 9, 2, 0, sees_ahead=True)
+    assert [None if last is None else len(last) for last in cuda.ahead] == [9, None, 9]
+    cuda.ahead.clear()
+    run_step(attention, specs, 9, 2, 0)
+    assert cuda.ahead == [None] * 3

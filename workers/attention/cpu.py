@@ -32,7 +32,7 @@ class CpuModelAttention(ModelAttention):
         self._layers = {i: self._kinds[cache.specs[i]] for i in own}
         places = {i: cache.places[i] for i in own}
         # one tensor of each group and dtype, since all of these have the same shape and strides
-        self._tensors = {(place.group, cache.dtype_of(cache.specs[i])): place.tensor for i, place in places.items()}
+        self._tensors = {(p.group, cache.dtype_of(s := cache.specs[i]), s.sees_ahead): p.tensor for i, p in places.items()}
         self._of_group = {place.group: place.tensor for place in places.values()}  # groups with layers in this stage
 
     def begin(
@@ -51,8 +51,9 @@ class CpuModelAttention(ModelAttention):
         starts = host["query_start"][: num_rows + 1].tolist()
         query_lens = [end - begin for begin, end in pairwise(starts)]
         writes = {g: self._writes(g, host["slot_mapping"][g, :num_tokens]) for g in self._of_group}
+        last_visible, step.sees_ahead = host["last_visible"][:num_tokens] if step.sees_ahead else None, False
         plans = {
-            (g, dtype): CpuAttentionPlan(
+            (g, dtype, ahead): CpuAttentionPlan(
                 block_table[g],
                 seq_lens,
                 query_lens,
@@ -61,8 +62,9 @@ class CpuModelAttention(ModelAttention):
                 window=cache.groups[g].spec.window,
                 is_chunked=cache.groups[g].spec.is_chunked,
                 scratch=self._scratch,
+                last_visible=last_visible if ahead else None,
             )
-            for (g, dtype), tensor in self._tensors.items()
+            for (g, dtype, ahead), tensor in self._tensors.items()
         }
         positions = host["positions"][:num_tokens]
         turned: dict[tuple[int, bool, tuple[int, ...]], Rotations] = {}  # by the table's id
@@ -71,7 +73,7 @@ class CpuModelAttention(ModelAttention):
             if table not in turned:
                 at = host["rotary"][:, :num_tokens] if kind.axes else positions
                 turned[table] = rotations(kind.cos_sin, at, kind.interleaved, kind.axes)
-            kind.begin(positions, turned[table], writes[kind.group], plans[kind.group, kind.dtype])
+            kind.begin(positions, turned[table], writes[kind.group], plans[kind.group, kind.dtype, kind.sees_ahead])
 
     def attend(
         self,
@@ -110,7 +112,7 @@ class CpuAttention:
         scales = query_scales(spec, max_positions)
         self._all_q_scales = None if scales is None else scales.numpy()
         self.group = next(g for g, group in enumerate(cache.groups) if group.spec == spec.cache)
-        self.dtype = cache.dtype_of(spec)
+        self.dtype, self.sees_ahead = cache.dtype_of(spec), spec.sees_ahead
         self._spec = spec
         self._cache = cache
         self._head_weights: dict[int, torch.Tensor] = {}  # of QK-norm, by layer

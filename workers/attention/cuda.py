@@ -69,6 +69,7 @@ class Step(NamedTuple):
     limit: torch.Tensor | None  # int32 [1], number of decode rows, if the host does not know it
     has_drafts: bool = False  # decode rows have up to MAX_QUERY_LEN queries, not one each
     has_more_tokens: bool = False  # and together more queries than there are rows, padding included
+    last_visible: torch.Tensor | None = None  # int32 [T], if some token sees keys behind its own
 
 
 class DecodeSide(NamedTuple):
@@ -163,7 +164,9 @@ class CudaModelAttention(ModelAttention):
         if current().fixed_order:  # one kernel for a token's attention, whether it is of a prompt or was sampled
             limit, has_decode, has_prefill = None, False, True
         rows = step.row_slots[:num_rows]
-        self._step = Step(step, tables.block_table, rows, lengths, has_decode, has_prefill, limit, windows, has_more_tokens)
+        last, step.sees_ahead = step.last_visible[:num_tokens] if step.sees_ahead else None, False
+        which = has_decode, has_prefill, limit, windows, has_more_tokens
+        self._step = Step(step, tables.block_table, rows, lengths, *which, last)
         for space in self.workspaces.values():
             space.begin(self._step, num_tokens, self._max_keys)
 
@@ -293,5 +296,6 @@ class CudaAttention:
                 shape=shape,
                 k_scale=k_scale,
                 v_scale=v_scale,
+                last_visible=step.last_visible if spec.sees_ahead else None,
             )
         return out.view(t, -1)

@@ -89,6 +89,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     window: int  # 0 sees everything, -1 all but the first; otherwise the last `window` tokens, the token itself included
     is_causal: bool = True  # False: a token sees those after it, too, with a window as many as before it, and nothing is cached
     is_chunked: bool = False  # a token sees its chunk of `window` tokens up to itself
+    sees_ahead: bool = False  # a token of an item sees those behind it, too, up to the end of the item's span
     rope: RopeConfig | None  # None: nothing is rotated
     qk_norm_eps: float | None = None  # of an RMSNorm of each head of q and k before the rotation; None: there is none
     qk_norm_weighs: Weighs = "rounded"  # how that norm's weights are applied
@@ -312,6 +313,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_axes(self) -> int:
         """Axes of rotary positions; 0: they are plain."""
         return 0 if self.media is None or self.media.axes is None else len(self.media.axes.sections)
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether tokens of an item see each other in some layer."""
+        return any(layer.attention.sees_ahead for layer in self.layers)
+
+    @property
+    def of_items(self) -> tuple[int, bool]:
+        """What a step's buffers must hold for items."""
+        return self.num_axes, self.sees_ahead
 
     @property
     def rms_norm_eps(self) -> float:

@@ -72,6 +72,7 @@ class Decoder(Module):
     """
 
     _begin: Module
+    inputs_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     end: Any
 
     def __init__(self, config: ModelConfig, make_block: MakeBlock, place: Placement, stage_buffer: StageBuffer):
@@ -91,6 +92,7 @@ class Decoder(Module):
         self._has_inputs = model.per_layer is not None
         if model.per_layer is not None:
             self.per_layer_inputs = PerLayerInputs(config, model.per_layer, place)
+            self.__dict__["inputs_of"] = self.per_layer_inputs  # what is run, as `end` below
         self.layers = nn.ModuleList(
             make_block(config, spec, place.at(f"model.layers.{i}"), i) if i in stage.layers else MissingLayer()
             for i, spec in enumerate(config.layers)
@@ -107,7 +109,7 @@ class Decoder(Module):
         x, residual = None, self._begin(input_ids)
         if self._has_embed_norm:
             residual = self.embed_norm(residual)
-        inputs = (self.per_layer_inputs(input_ids, residual),) if self._has_inputs else ()
+        inputs = (self.inputs_of(input_ids, residual),) if self._has_inputs else ()
         *blocks, last = self.blocks
         for block in blocks:
             x, residual = block(x, residual, context, None, *inputs)
@@ -158,7 +160,9 @@ class CausalLM(LanguageModel):
         self.items.attach(self.model)
 
     def appliers(self, buffers: StepBuffers) -> dict[str, Callable[[np.ndarray], None]]:
-        return {} if self.items is None else self.items.appliers(buffers)
+        if self.items is None:  # a later stage's attention must know how far tokens of items see
+            return {} if self.config.media is None else {"places": buffers.see_ahead}
+        return self.items.appliers(buffers)
 
     def _make_head(self, place: Placement) -> Linear:
         config = self.config

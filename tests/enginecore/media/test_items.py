@@ -184,3 +184,23 @@ def test_pieces_and_runs_travel():
         assert (back.number, back.offset, back.item) == (7, 0, item(3, 2)) and np.array_equal(back.data, part)
     runs = [Run(3, np.asarray([5, 1], np.int32)), Run(4, np.asarray([2], np.int32))]
     assert [(n, rows.tolist()) for n, rows in decode_runs(encode_runs(runs))] == [(3, [5, 1]), (4, [2])]
+
+
+def test_spans_that_go_together():
+    items = [item(2, 4), MediaItem("image", bytes(32), [(8, 3), (11, 2), (15, 1)], [])]
+    plain, whole = PromptItems(items), PromptItems(items, are_whole=True)
+    own = {token: span for span in ((2, 6), (8, 11), (11, 13), (15, 16)) for token in range(*span)}
+    assert [whole.whole_span(token) for token in range(20)] == [own.get(token, (token, token + 1)) for token in range(20)]
+    last = [own[token][1] - 1 if token in own else 0 for token in range(20)]
+    for begin in range(20):
+        assert plain.whole_span(begin) == (begin, begin + 1)
+        for end in range(begin + 1, 21):
+            assert whole.last_visible(begin, end).tolist() == last[begin:end]
+            assert not plain.last_visible(begin, end).any()
+
+
+def test_a_span_that_no_step_holds_is_refused():
+    prompt = np.asarray([1, 1, 9, 9, 9, 9, 1, 9], np.int32)
+    items = [MediaItem("image", bytes(32), [(2, 4), (7, 1)], [MediaTensor("pixel_values", "uint8", [10])])]
+    assert problem_with(items, prompt, MediaInfo(["image"], 100, 4), 64) is None
+    assert "4 tokens that one step computes together" in problem_with(items, prompt, MediaInfo(["image"], 100, 3), 64)

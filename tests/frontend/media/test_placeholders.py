@@ -89,3 +89,21 @@ def test_strings_that_were_cut_out():
     assert parts.with_cut(content, cut)[1]["image_url"]["url"] == "data:;base64,BBBB"
     with pytest.raises(MediaError):
         parts.take([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "w3"}}]}], cut)
+
+
+def test_a_processor_that_writes_around_images():
+    """Gemma 3's placeholder is another token than that of the embeddings, with line breaks around."""
+    files = seeing_model.files("gemma3") | {"config.json": b'{"model_type": "gemma3"}'}
+    family, tokenizer = family_of(files), Tokenizer.from_files(files)
+    text = "user\n<start_of_image>what<start_of_image>"
+    whole = "user\n\n\n<start_of_image><end_of_image>\n\nwhat\n\n<start_of_image><end_of_image>\n\n"
+    assert family.written(text, (5, 21, 25)) == (whole, [5, 21 + 18, 25 + 18])
+    given = asyncio.run(placeholders.encode(tokenizer, family, text, placeholders.Hidden({}), False, 4096))[0]
+    assert given == placeholders.encode_here(tokenizer, family, text, placeholders.Hidden({}))
+    assert given == tokenizer.encode(whole, False) and given.count(501) == 2 and 500 not in given
+    grown = placeholders.grow(tokenizer, family, given, [[("<start_of_image>", 1), ("", 3)]] * 2)
+    first = given.index(501)
+    assert grown.ids[first : first + 5] == [501, 500, 500, 500, 502] and grown.starts[0] == first
+    hidden = placeholders.hide("<start_of_image>", family)
+    ids = placeholders.encode_here(tokenizer, family, f"<start_of_image>{hidden[0]}", hidden[1])
+    assert ids.count(501) == 1 and ids.count(502) == 1

@@ -148,3 +148,66 @@ def test_other_layouts(tmp_path, kind, size):
         height, width = (np.asarray(theirs["image_sizes"])[0] // 28).tolist()
         assert made.num_tokens == height * width and made.pieces[-1] == ("[IMG_END]", 1)
         assert made.pieces.count(("[IMG_BREAK]", 1)) == height - 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (201, 97), (640, 480)])
+def test_images_of_gemma_3(tmp_path, size):
+    from transformers import AutoImageProcessor
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "mm_tokens_per_image": 9}))
+    image, settings = _image(*size), {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 84, "width": 84}}
+    made = _processor(tmp_path, settings)(image)
+    theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(image, return_tensors="np")
+    scale, offset = (np.asarray(each, np.float32)[None, :, None, None] for each in made.rescale)
+    pixels = made.tensors["pixel_values"]
+    assert pixels.dtype == np.uint8 and made.pieces == [("<start_of_image>", 1), ("", 9)] and made.num_tokens == 9
+    assert np.abs(pixels.astype(np.float32) * scale + offset - np.asarray(theirs["pixel_values"])).max() <= 1e-6
+    with pytest.raises(ValueError, match="do_pan_and_scan"):
+        _processor(tmp_path, settings, do_pan_and_scan=True)
+
+
+GEMMA4 = {"image_processor_type": "Gemma4ImageProcessor", "patch_size": 4, "pooling_kernel_size": 2, "max_soft_tokens": 70}
+
+
+@pytest.mark.parametrize("size", [(1, 1), (64, 64), (201, 97), (640, 480), (33, 999)])
+def test_images_of_gemma_4(tmp_path, size):
+    from transformers import AutoImageProcessor
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4", "vision_config": {"pooling_kernel_size": 2}}))
+    image = _image(*size)
+    made = _processor(tmp_path, GEMMA4)(image)
+    theirs = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")(image, return_tensors="np")
+    pixels, places = made.tensors["pixel_values"], made.tensors["image_position_ids"]
+    count = theirs["num_soft_tokens_per_image"][0]
+    assert made.pieces == [("<|image>", 1), ("", count), ("<image|>", 1)] and pixels.dtype == np.uint8
+    assert places.shape[1] == 4 * count and np.array_equal(places, theirs["image_position_ids"][:, : 4 * count])
+    assert (theirs["image_position_ids"][:, 4 * count :] == -1).all()  # padding, which is left out
+    (scale,), (offset,) = made.rescale
+    assert np.abs(pixels.astype(np.float32) * scale + offset - theirs["pixel_values"][:, : 4 * count]).max() <= 1e-6
+    few = _processor(tmp_path, GEMMA4, max_soft_tokens=280)(image)
+    assert few.num_tokens > made.num_tokens
+
+
+@pytest.mark.parametrize("size", [(64, 64), (201, 97), (97, 201)])
+def test_the_unified_form_joins_squares_of_patches(tmp_path, size):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "gemma4", "vision_config": {"pooling_kernel_size": 2}}))
+    image = _image(*size)
+    small = _processor(tmp_path, GEMMA4)(image)
+    config.write_text(json.dumps({"model_type": "gemma4_unified", "vision_config": {}}))
+    joined = _processor(tmp_path, GEMMA4 | {"image_processor_type": "Gemma4UnifiedImageProcessor"})(image)
+    assert joined.pieces == small.pieces and joined.rescale == small.rescale
+    both = [_picture(each.tensors["pixel_values"][0], each.tensors["image_position_ids"][0]) for each in (small, joined)]
+    assert np.array_equal(*both)
+    places = joined.tensors["image_position_ids"][0]
+    assert np.array_equal(places, sorted(places.tolist(), key=lambda place: place[::-1]))
+
+
+def _picture(patches, places):
+    """The image that these patches [n, side x side x 3] are of."""
+    side = int((patches.shape[1] // 3) ** 0.5)
+    columns, rows = places.max(0) + 1
+    found = np.zeros((rows * side, columns * side, 3), np.uint8)
+    for patch, (x, y) in zip(patches, places, strict=True):
+        found[side * y : side * (y + 1), side * x : side * (x + 1)] = patch.reshape(side, side, 3)
+    return found

@@ -14,7 +14,9 @@ def media_info(engine: ResolvedEngineConfig, model: LanguageModel, folder: Path)
     spec = model.config.media
     if spec is None:
         return None
-    info = MediaInfo(list(spec.kinds), cache_rows(engine, spec, folder))
+    rows = cache_rows(engine, spec, folder)
+    whole = min(rows, engine.max_num_batched_tokens) if model.config.sees_ahead else 0
+    info = MediaInfo(list(spec.kinds), rows, whole)
     if model.items is not None:
         model.items.num_rows = info.max_item_tokens
     return info

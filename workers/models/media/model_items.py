@@ -92,7 +92,7 @@ class ModelItems:
         """The items in runs that take no more memory than the largest item may."""
         batch, count = list[Arriving](), 0
         for item in arrived:
-            if batch and count + item.item.num_tokens > self.most_tokens:
+            if batch and (self._tower.takes_one or count + item.item.num_tokens > self.most_tokens):
                 yield batch
                 batch, count = [], 0
             batch.append(item)
@@ -142,6 +142,8 @@ class ModelItems:
 
     # ----------------------------------------------------------------------------------------------------------- steps
     def _place(self, words: np.ndarray) -> None:
+        if self._buffers is not None:
+            self._buffers.see_ahead(words)
         rows = words["row"]
         self._next = self._moved(torch.from_numpy(rows.astype(np.int64))) if (rows >= 0).any() else None
 
@@ -158,6 +160,13 @@ class ModelItems:
         own = torch.where(self._places[2], self._read(0), hidden.index_select(0, tokens))
         return hidden.index_copy_(0, tokens, own)
 
+    def without_items(self, ids: torch.Tensor, instead: int) -> torch.Tensor:
+        """The ids [T] of the forward under way, with another one in the place of each that an item has."""
+        if self._places is None:
+            return ids
+        tokens, _, is_row = self._places
+        return ids.index_copy(0, tokens, ids.index_select(0, tokens).masked_fill(is_row[:, 0], instead))
+
     def add(self, residual: torch.Tensor, layer: int) -> None:
         """Add what items bring behind this layer to the residual [T, H]."""
         if self._places is not None:
@@ -170,10 +179,14 @@ class ModelItems:
         return columns.index_select(0, self._places[1])
 
     def attach(self, decoder: Any) -> None:
-        """Wrap a Decoder's embedding and the blocks behind which rows are added."""
+        """Wrap a Decoder's embedding, the blocks behind which rows are added, and inputs of layers by ids, where an item's
+        tokens count as padding."""
         decoder.__dict__["_begin"] = _Begin(decoder.__dict__["_begin"], self)
         for layer in range(self._tower.num_added):
             decoder.blocks[layer] = _Block(decoder.blocks[layer], layer, self)
+        if (inputs_of := decoder.__dict__.get("inputs_of")) is not None:
+            pad = self._spec.pad_token_id
+            decoder.__dict__["inputs_of"] = lambda ids, hidden: inputs_of(self.without_items(ids, pad), hidden)
 
 
 def _padded(images: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.ipc.memory_plan import MOST_ITEM_TOKENS
+from quire.ipc.whole_images import image_processor, image_processors, image_tokens
 from quire.ipc.worker_config import ResolvedEngineConfig
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.media.spec import MediaSpec
@@ -31,13 +32,10 @@ def largest_item(spec: MediaSpec, folder: Path) -> int | None:
     """Tokens of the largest image that the checkpoint's processor makes; None if it does not say."""
     config = json.loads(spec.config)
     vision = config.get("vision_config", {})
+    if (tokens := image_tokens(config, image_processor(folder))) is not None:
+        return tokens
     unit = _whole(vision.get("patch_size", 14)) * config.get("spatial_merge_size", vision.get("spatial_merge_size", 2))
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        try:
-            found = json.loads((folder / name).read_bytes())
-        except (OSError, ValueError):
-            continue
-        fields = found.get("image_processor", found) if isinstance(found, dict) else {}
+    for fields in image_processors(folder):
         size = fields.get("size")
         if type(tiles := fields.get("max_patches")) is int:  # InternVL's, beside one of the whole image
             return (tiles + 1) * int(config.get("image_seq_length", 256))
@@ -51,12 +49,20 @@ def largest_item(spec: MediaSpec, folder: Path) -> int | None:
 
 def run_elements(spec: MediaSpec) -> int:
     """Elements that a run of the encoder takes for a token of an item: an estimate from its widths."""
-    vision: dict[str, Any] = json.loads(spec.config).get("vision_config", {})
+    config = json.loads(spec.config)
+    vision: dict[str, Any] = config.get("vision_config", {})
     hidden = vision.get("hidden_size", vision.get("embed_dim", 1280))
     inner = vision.get("intermediate_size", 4 * hidden)
-    patch, merge = _whole(vision.get("patch_size", 14)), vision.get("spatial_merge_size", 2)
+    patch = _whole(vision.get("patch_size", 14))
     pixels = 3 * vision.get("temporal_patch_size", 1) * patch**2
-    return merge**2 * (3 * pixels + 8 * hidden + 2 * inner)
+    return _patches(config, vision, patch) * (3 * pixels + 8 * hidden + 2 * inner)
+
+
+def _patches(config: dict[str, Any], vision: dict[str, Any], patch: int) -> int:
+    """Patches of a token."""
+    if config.get("model_type") == "gemma3":
+        return max((vision.get("image_size", 896) // patch) ** 2 // (image_tokens(config, {}) or 1), 1)
+    return int(vision.get("spatial_merge_size", vision.get("pooling_kernel_size", 2)) ** 2)
 
 
 def _whole(size: Any) -> int:

@@ -5,7 +5,7 @@ MediaSpec: its checkpoint's encoder is passed over, and positions are plain. Rea
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -30,26 +30,47 @@ class Axes(msgspec.Struct, frozen=True):
 
 class MediaSpec(msgspec.Struct, frozen=True, kw_only=True):
     """kinds: of items. config: the text of config.json, from which transformers makes the encoder. axes: None: positions are
-    plain. modules: of the encoder, as transformers names them in the model."""
+    plain. modules: of the encoder, as transformers names them in the model. pad_token_id: the text model's."""
 
     kinds: tuple[str, ...]
     config: str
     modules: tuple[str, ...]
     axes: Axes | None = None
+    pad_token_id: int = 0
 
 
 class Sees(NamedTuple):
-    """modules: as in MediaSpec. axes: how rotary positions are split, unless the config says more; None: they are plain."""
+    """modules: as in MediaSpec. axes: how rotary positions are split, unless the config says more; None: they are plain.
+
+    ahead: the layers in which a token of an image sees all of its image. two_way: the default of use_bidirectional_attention,
+    without which "windows" means none. renamed: (in checkpoints, in the model) of tensors that have other names there.
+    """
 
     modules: tuple[str, ...]
     axes: Axes | None = None
+    ahead: Literal["none", "all", "windows"] = "none"
+    two_way: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+
+    def sees_ahead(self, text: Mapping[str, Any], window: int) -> bool:
+        """Whether tokens of an image see each other in layers with such a window. text: the text model's config."""
+        if self.ahead == "windows":
+            return window > 0 and text.get("use_bidirectional_attention", self.two_way) == "vision"
+        return self.ahead == "all"
 
 
 _QWEN3 = Sees(("visual",), Axes((24, 20, 20), True))
 _QWEN35 = Sees(("visual",), Axes((11, 11, 10), True))
 _GLM = Sees(("visual",), Axes((8, 12, 12)))
 _PROJECTED = Sees(("vision_tower", "multi_modal_projector"))
+_UNIFIED = (
+    ("vision_embedder.", "embed_vision."),
+    ("embed_vision.embedding_projection.", "embed_vision.multimodal_embedder.embedding_projection."),
+)
 SEES: Mapping[str, Sees] = {
+    "Gemma3ForConditionalGeneration": _PROJECTED._replace(ahead="all"),
+    "Gemma4ForConditionalGeneration": Sees(("vision_tower", "embed_vision"), ahead="windows"),
+    "Gemma4UnifiedForConditionalGeneration": Sees(("embed_vision",), ahead="windows", two_way="vision", renamed=_UNIFIED),
     "InternVLForConditionalGeneration": _PROJECTED,
     "Mistral3ForConditionalGeneration": _PROJECTED,
     "Glm46VForConditionalGeneration": _GLM,

@@ -29,12 +29,14 @@ from quire.workers.layers.module import Module
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.media.patch_products import use_products
 from quire.workers.models.media.spec import MediaSpec
+from quire.workers.models.transformers.gemma_images import OF_PATCHES, largest_patches
 from quire.workers.models.transformers.recorder import LinearCall, Recording
 from quire.workers.models.transformers.replace import replace_layers
 from quire.workers.models.transformers.skeleton import one_line, parameters_on_meta, read_config
 from quire.workers.parallel import Parallel
 
 ATTENTION = "quire_packed_flash"  # transformers passes all items in one call only if "flash" is part of the name
+_READ = frozenset(("input_proj", "patch_dense", "embedding_projection"))  # Gemma 4 reads the dtypes of their weights: they stay
 _TAKE_THE_SAME = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
@@ -94,6 +96,8 @@ class Tower(Module):
         self.__dict__["_model"] = model  # transformers' root: its children are ours, under the checkpoint's names
         for name in spec.modules:
             self.add_module(name, model.get_submodule(name))
+        self._rows_of = OF_PATCHES.get(config.model_type)
+        self.takes_one = self._rows_of is not None  # item a run
         vision: Any = config.vision_config
         self._unit = vision.patch_size * getattr(config, "spatial_merge_size", 1) if not hasattr(self, "visual") else 1
         visual = getattr(model, "visual", None)
@@ -104,6 +108,8 @@ class Tower(Module):
         """The rows of all items, [tokens, width]. tensors: arguments of `get_image_features` on the device; sizes: integers, on
         the host."""
         model, visual = self.__dict__["_model"], getattr(self, "visual", None)
+        if self._rows_of is not None:
+            return self._rows_of(model, tensors["pixel_values"], _on(self.device, sizes["image_position_ids"]))
         if visual is None:
             # a lone image runs twice if it has one row, which Mistral's projector would take for a batch
             alone = "image_sizes" in sizes and int((sizes["image_sizes"] // self._unit).prod(1).sum()) == 1
@@ -160,8 +166,14 @@ class Tower(Module):
     def _largest_square(self, num_tokens: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """The same for encoders that take images as they are."""
         config: Any = self.__dict__["_model"].config
+        if self._rows_of is not None:
+            pixels, positions = largest_patches(config, num_tokens)
+            return {"pixel_values": pixels}, {"image_position_ids": positions}
         vision = config.vision_config
         size, patch = vision.image_size, vision.patch_size
+        if config.model_type == "gemma3":  # images of one size, too
+            images = max(num_tokens // config.mm_tokens_per_image, 1)
+            return {"pixel_values": torch.zeros(images, 3, size, size, dtype=torch.uint8, device="cpu")}, {}
         if isinstance(size, list | tuple):  # tiles of one size
             tiles = max(num_tokens // config.image_seq_length, 1)
             return {"pixel_values": torch.zeros(tiles, 3, *size, dtype=torch.uint8, device="cpu")}, {}
@@ -188,6 +200,8 @@ def _with_one_layer(config: Any) -> Any:
         text.num_hidden_layers = 1
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:1]
+        if getattr(text, "num_kv_shared_layers", 0):
+            text.num_kv_shared_layers = 0
     return config
 
 
@@ -204,7 +218,7 @@ def _longest(bounds: torch.Tensor) -> int:
 
 def _recording(model: Any) -> Recording:
     """All linear layers, as if they had been called: siblings that are known to take one tensor have one number."""
-    linears = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    linears = [name for name, module in model.named_modules() if type(module) is nn.Linear and name.split(".")[-1] not in _READ]
     return Recording((), "", {}, tuple(_numbered(linears)), (), 0, 0, 0, None, ())
 
 
