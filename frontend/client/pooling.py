@@ -14,14 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from quire.frontend.client.cut_rows import cut_row
-from quire.frontend.client.late import late_rows, used_rows
+from quire.frontend.client.late import late_rows, queries_of, used_rows
 from quire.frontend.client.long_texts import Parts, longest_text
 from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import ClientError, InvalidRequest, TooLong
 from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.turns import Slice, in_native_thread
 from quire.frontend.text.tokenizer import SplitIds, Tokenizer
-from quire.ipc.messages.frontend import AddRequest, EngineLimits, Welcome
+from quire.ipc.messages.frontend import AddRequest, EngineLimits, Pool, Welcome
 from quire.ipc.pooling import MAX_INPUTS, PoolingParams
 
 FEW_CHARACTERS = 2 << 10  # texts of so many in all are tokenized at once: it takes some 4 ms
@@ -193,10 +193,11 @@ def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray
     return ids.astype("<i4"), lengths
 
 
-def seconds_of(prompts: Sequence[Ids]) -> list[int]:
-    """Where the second text of each pair begins, for `Pool`; [] if there are none."""
-    found = [prompt.second if isinstance(prompt, SplitIds) else 0 for prompt in prompts]
-    return found if any(found) else []
+def pool_task(prompts: Sequence[Ids], params: PoolingParams, lengths: list[int]) -> Pool:
+    """What is asked for. It says where the second text of each pair begins, and with which queries documents are compared."""
+    seconds = [prompt.second if isinstance(prompt, SplitIds) else 0 for prompt in prompts]
+    queries, query_of = queries_of(prompts)
+    return Pool(params, lengths, seconds=seconds if any(seconds) else [], queries=queries, query_of=query_of)
 
 
 async def tokenized(

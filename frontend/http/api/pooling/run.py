@@ -37,7 +37,7 @@ class PoolRun:
         self._states: list[PooledState] = []
 
     def _sent(self, states: list[PooledState]) -> None:
-        self._states = states
+        self._states += states
 
     async def pool(self, ids: Sequence[Ids], params: PoolingParams) -> PooledResults:
         """The prompts' results. Raises ClientErrors."""
