@@ -7,7 +7,7 @@ many requests as they need, and gives all their results or the first error. `tok
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from quire.frontend.text.tokenizer import SplitIds, Tokenizer
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Pool, Welcome
 from quire.ipc.pooling import MAX_INPUTS, PoolingParams
 
+MOST_AT_ONCE = 32  # requests of one body that wait or run: half of what the engine's queue holds by default
 FEW_CHARACTERS = 2 << 10  # texts of so many in all are tokenized at once: it takes some 4 ms
 Ids = Sequence[int] | np.ndarray
 
@@ -146,9 +147,14 @@ async def pool(
     terms: Terms = NO_TERMS,
     on_sent: Callable[[list[PooledState]], None] = lambda states: None,
 ) -> PooledResults:
-    """Results of these prompts, token ids. on_sent: is given the requests. Raises ClientErrors; then no request is left
-    running."""
+    """Results of these prompts, token ids. on_sent: is given the list of requests, which grows. Raises ClientErrors, the first
+    one at once; then no request is left running.
+
+    At most MOST_AT_ONCE requests are on their way: more prompts than the engine's queue holds would never be taken.
+    """
     states: list[PooledState] = []
+    waiting = Waiting()
+    on_sent(states)
     try:
         if len(prompts) > 1:
             client.hold()
@@ -157,17 +163,44 @@ async def pool(
         for part in _parts(cut.prompts):
             if part_of_turn.is_over:
                 await part_of_turn.next()
+            await waiting.until_fewer_than(MOST_AT_ONCE)
             more: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
             states.append(client.submit_pool(part, params, **more))
-        on_sent(states)
+            if len(prompts) > MAX_INPUTS:
+                waiting.add(states[-1].results())
+        await waiting.until_fewer_than(1)
         found = [result for state in states for result in await state.results()]
         both, info = zip(prompts, cut.vectors(found), strict=True), client.welcome.limits.pooling
         data = [used_rows(prompt, result, info) for prompt, result in both]
         return PooledResults(data, cut.sums([n for state in states for n in state.num_cached]), states)
     finally:
+        waiting.cancel()
         for state in states:
             if state.num_open:
                 client.cancel_pool(state)
+
+
+class Waiting:
+    """Requests of one body whose results are waited for together, so that the first error ends all of them."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Future[Any]] = set()
+
+    def add(self, results: Coroutine[Any, Any, Any]) -> None:
+        future = asyncio.ensure_future(results)
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a second error needs no reader
+        self._open.add(future)
+
+    async def until_fewer_than(self, most: int) -> None:
+        """Wait until fewer than so many are open. Raises the error of one that failed."""
+        while len(self._open) >= most:
+            ended, self._open = await asyncio.wait(self._open, return_when=asyncio.FIRST_COMPLETED)
+            for each in ended:
+                each.result()
+
+    def cancel(self) -> None:
+        for each in self._open:
+            each.cancel()
 
 
 def _parts(prompts: Sequence[Ids]) -> Iterator[Sequence[Ids]]:

@@ -11,6 +11,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import PromptFields, ids_of, need, prompts_of, refuse
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
+from quire.frontend.http.api.pooling.vectors import numbers
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -83,7 +84,7 @@ async def embed(services: Services, request: Request, response: Response) -> Non
 
     def make() -> bytes:
         vectors = np.stack(results.data)
-        by_type = {name: _as(vectors, name).tolist() for name in dict.fromkeys(types)}
+        by_type = {name: numbers(_as(vectors, name)) for name in dict.fromkeys(types)}
         meta = CohereMeta(BilledUnits(results.num_prompt_tokens))
         return json_bytes(CohereEmbedResponse(run.name, by_type, body.texts or [], meta))
 

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 from quire.frontend.client.pooling import Ids, PooledResults, PooledState, pool
@@ -34,10 +35,10 @@ class PoolRun:
             "terms": terms,
             "on_sent": self._sent,
         }
-        self._states: list[PooledState] = []
+        self._states: list[list[PooledState]] = []
 
     def _sent(self, states: list[PooledState]) -> None:
-        self._states += states
+        self._states.append(states)
 
     async def pool(self, ids: Sequence[Ids], params: PoolingParams) -> PooledResults:
         """The prompts' results. Raises ClientErrors."""
@@ -61,7 +62,7 @@ class PoolRun:
 
     def _count(self, reason: str) -> None:
         metrics, now = self._services.metrics, time.time()
-        for state in self._states:
+        for state in chain.from_iterable(self._states):
             metrics.count("request_success", reason)
             metrics.observe("request_prompt_tokens", state.num_prompt_tokens)
             metrics.observe("request_prefill_kv_computed_tokens", state.num_prompt_tokens - sum(state.num_cached))

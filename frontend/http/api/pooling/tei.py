@@ -23,7 +23,7 @@ from quire.frontend.http.api.pooling.fields import (
     refuse,
 )
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
-from quire.frontend.http.api.pooling.vectors import sparse_json
+from quire.frontend.http.api.pooling.vectors import numbers, sparse_json
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -90,7 +90,7 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     _cut(body, body.truncate, body.truncation_direction)
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
     data = results.data
-    await send(response, lambda: json_bytes([vector.tolist() for vector in data]), len(data) * len(data[0]))
+    await send(response, lambda: json_bytes([numbers(vector) for vector in data]), len(data) * len(data[0]))
 
 
 async def embed_sparse(services: Services, request: Request, response: Response) -> None:
@@ -116,7 +116,7 @@ async def embed_all(services: Services, request: Request, response: Response) ->
     before, is_query = prompt_for_tokens(info, body.prompt_name)
     results = await run.pool(await ids_of(services, prompts, body, before, is_query), params)
     data = results.data
-    await send(response, lambda: json_bytes([rows.tolist() for rows in data]), sum(rows.size for rows in data))
+    await send(response, lambda: json_bytes([numbers(rows) for rows in data]), sum(rows.size for rows in data))
 
 
 async def predict(services: Services, request: Request, response: Response) -> None:
