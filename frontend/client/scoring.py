@@ -70,14 +70,28 @@ async def score_pairs(
     if not check_scores(limits.pooling, limits.tasks):
         of_tokens = limits.pooling is not None and limits.pooling.late is not None
         return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
-    ids = await _pair_ids(client, pairs, instruction)
+    ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)
+    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
+    return Scores(np.concatenate(results.data), ids, results)
+
+
+async def pair_prompts(
+    client: PoolClient, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, instruction: str | None = None
+) -> list[Ids]:
+    """The prompts of pairs for a classifier. keep: as for `score_pairs`; the longer text of a pair is cut. Raises TooLong."""
+    limits, tokenizer = client.welcome.limits, client.tokenizer
     longest = limits.max_model_len if keep in (None, -1) else min(keep or 0, limits.max_model_len)
+    chars = (longest + 1) * tokenizer.max_token_chars
+    if tokenizer.keeps_characters and max(len(text) for pair in pairs for text in pair) > chars:
+        if keep is None:
+            raise TooLong(f"a text of a pair has more characters than {longest} tokens can hold; {limits.too_long}")
+        pairs = [(first[:chars], second[:chars]) for first, second in pairs]  # no more is tokenized than is kept
+    ids = await _pair_ids(client, pairs, instruction)
     if (most := max(map(len, ids))) > longest:
         if keep is None:
             raise TooLong(f"the prompt of a pair has {most} tokens; {limits.too_long}")
         ids = await _cut_pairs(client, pairs, ids, instruction, longest)
-    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
-    return Scores(np.concatenate(results.data), ids, results)
+    return ids
 
 
 async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instruction: str | None) -> list[Ids]:

@@ -1,4 +1,4 @@
-"""The routes of Hugging Face's text-embeddings-inference: /embed, /embed_all, /embed_sparse, /predict, /similarity, /info.
+"""The routes of Hugging Face's text-embeddings-inference: /, /embed, /embed_all, /embed_sparse, /predict, /similarity, /info.
 
 Clients made for such a server work with the address of this one. (Its /rerank is told apart by its body: rerank.py.)
 """
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.frontend.client.turns import in_native_thread
+from quire.frontend.client.scoring import pair_prompts
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.schemas import Int64, ShortText
 from quire.frontend.http.api.errors import invalid
@@ -16,6 +16,7 @@ from quire.frontend.http.api.pooling.fields import (
     Input,
     PromptFields,
     ids_of,
+    kept,
     named_prompt,
     need,
     prompt_for_tokens,
@@ -93,6 +94,13 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     await send(response, lambda: json_bytes([numbers(vector) for vector in data]), len(data) * len(data[0]))
 
 
+async def root(services: Services, request: Request, response: Response) -> None:
+    """Vectors, or of a classifier the probabilities of labels: Hugging Face's clients ask the address itself."""
+    pooling = services.limits.pooling
+    is_classifier = pooling is not None and "embed" not in pooling.tasks and "classify" in pooling.tasks
+    await (predict if is_classifier else embed)(services, request, response)
+
+
 async def embed_sparse(services: Services, request: Request, response: Response) -> None:
     body = await read_body(_embed_decoder, request, services.unknown_fields)
     info = need(services, "embed_sparse")
@@ -130,7 +138,7 @@ async def predict(services: Services, request: Request, response: Response) -> N
     singles = [sequence[0] for sequence in sequences if len(sequence) == 1]
     pairs = [(sequence[0], sequence[1]) for sequence in sequences if len(sequence) == 2]
     of_singles = iter(await ids_of(services, singles, body) if singles else ())
-    of_pairs = iter(await in_native_thread(services.client.tokenizer.encode_pairs, pairs) if pairs else ())
+    of_pairs = iter(await pair_prompts(services.client, pairs, keep=kept(body)) if pairs else ())
     ids = [next(of_pairs if len(sequence) == 2 else of_singles) for sequence in sequences]
     results = await run.pool(ids, params)
 
