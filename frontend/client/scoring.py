@@ -68,6 +68,8 @@ async def score_pairs(
     limits = client.welcome.limits
     use = params.use_activation if params is not None else None
     if not check_scores(limits.pooling, limits.tasks):
+        if instruction is not None:
+            raise InvalidRequest("instruction: this model compares vectors of texts, without a template that takes one")
         of_tokens = limits.pooling is not None and limits.pooling.late is not None
         return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
     ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from quire.frontend.client import pooling
-from quire.frontend.client.pooling import MAX_INPUTS, MOST_AT_ONCE, PooledState, pool
+from quire.frontend.client.pooling import MOST_AT_ONCE, PooledState, pool
 from quire.frontend.client.stream import Overloaded
 from quire.frontend.http.api.pooling.vectors import numbers
 from quire.frontend.http.api.sse import json_bytes
 from quire.ipc.messages.frontend import EngineLimits
-from quire.ipc.pooling import PoolingInfo, PoolingParams
+from quire.ipc.pooling import MAX_INPUTS, PoolingInfo, PoolingParams
 
 
 class Engine:

@@ -76,8 +76,9 @@ async def embed(services: Services, request: Request, response: Response) -> Non
         raise invalid("texts: this field is required", "texts")
     texts = prompts_of(body.texts, "texts")
     _truncation(body)
-    dimensions = {"dimensions": body.output_dimension}
-    params, run = params_of(task="embed", use_activation=True, **dimensions), PoolRun(services, request, body, "embd")
+    names = {"dimensions": "output_dimension"}
+    params = params_of(names, task="embed", use_activation=True, dimensions=body.output_dimension)
+    run = PoolRun(services, request, body, "embd")
     results = await run.pool(await ids_of(services, texts, body, _prompt(info, body.input_type)), params)
     if len(results.data[0]) % 8 and {"binary", "ubinary"} & set(types):
         raise invalid(f"embedding_types: {len(results.data[0])} elements do not fill whole bytes of bits", "embedding_types")
