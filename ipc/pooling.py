@@ -13,7 +13,7 @@ from quire.ipc.messages.message import Message
 from quire.ipc.struct_errors import StructErrors
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "embed_sparse"]
-PoolingType = Literal["CLS", "LAST", "MEAN"]
+PoolingType = Literal["CLS", "LAST", "MEAN", "MAX", "WEIGHTED_MEAN", "SQRT_MEAN"]
 TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify", "embed_sparse")
 OF_TOKENS = ("token_embed", "token_classify")  # tasks with a result for each token of the prompt
 VECTOR = -1  # in the place of a result's number of rows: it is a vector

@@ -183,8 +183,8 @@ async def info(services: Services, request: Request, response: Response) -> None
         of_labels = {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
         kind = {"reranker" if len(labels) == 1 else "classifier": of_labels}
     elif pooling is not None:
-        names = {"LAST": "last_token", "MEAN": "mean", "CLS": "cls"}
-        kind = {"embedding": {"pooling": names[pooling.pooling_type]}}
+        names = {"LAST": "last_token"}
+        kind = {"embedding": {"pooling": names.get(pooling.pooling_type, pooling.pooling_type.lower())}}
     about = {
         "model_id": name,
         "model_sha": None,
