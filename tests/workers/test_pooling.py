@@ -28,6 +28,7 @@ SCHEDULING = {
     "nothing cached": {"enable_prefix_caching": False},
     "preempted": {"num_blocks": 16, "max_model_len": 128, "look_ahead": False},
     "alone": {"max_num_seqs": 1},
+    "context filled": {"max_model_len": 100},  # by the longest prompt
 }
 
 
