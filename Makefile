@@ -81,6 +81,7 @@ test-deploy: $(FOR_DEPLOY)
 # Downloads about 2 GB the first time, and keeps in build/clients what it has installed.
 test-clients: $(FOR_TEST)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/clients/programs/run_clients.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/clients/programs/run_embedders.py
 
 # The package's vocabulary comes from npm's registry (tests/support/harmony_oracle.py).
 harmony-oracle: $(FOR_TEST)

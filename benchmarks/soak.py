@@ -35,6 +35,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent))
 import soak_kill
+import soak_vectors
 from servers import Command, Server, alive, end_by_signal, gpu_memory_mib, machine, tree
 from sse_client import Answer, Connection, Target, ask
 
@@ -58,7 +59,7 @@ class Plan:
 class Mix:
     """Draws requests, which depend only on the seed."""
 
-    def __init__(self, model: str, max_model_len: int, vocab_size: int, seed: int) -> None:
+    def __init__(self, model: str, max_model_len: int, vocab_size: int, seed: int, vectors: bool = False) -> None:
         self.random = random.Random(seed)
         self.model, self.max_model_len, self.vocab_size = model, max_model_len, vocab_size
         self.prefixes = [self.ids(min(512, max_model_len // 4)) for _ in range(SHARED_PREFIXES)]
@@ -81,6 +82,9 @@ class Mix:
             "left_early": (5, lambda: self.plan("left_early", self.ids(self.short()), leaves_after=0)),
             "refused": (3, self.refused),
         }  # fmt: skip
+        if vectors:
+            self.kinds["vectors"] = 20, lambda: self.pooled("vectors", soak_vectors.VECTORS)
+            self.kinds["ranking"] = 10, lambda: self.pooled("ranking", soak_vectors.RANKING)
 
     def draw(self) -> Plan:
         names = list(self.kinds)
@@ -112,6 +116,9 @@ class Mix:
         messages = [{"role": "user", "content": " ".join(str(self.random.random()) for _ in range(self.random.randint(1, 20)))}]
         body = {"model": self.model, "messages": messages, "max_tokens": self.output(), "stream": self.random.random() < 0.7}
         return Plan("chat", "/v1/chat/completions", body)
+
+    def pooled(self, kind: str, path: str) -> Plan:
+        return Plan(kind, path, soak_vectors.body(path, self.model, self.random))
 
     def refused(self) -> Plan:
         prompt, bad = (
@@ -170,6 +177,8 @@ class Soak:
             return "" if answer.status == plan.status else f"status {answer.status} where {plan.status} was due"
         if answer.error:
             return answer.error
+        if plan.path in (soak_vectors.VECTORS, soak_vectors.RANKING):
+            return soak_vectors.problem(plan.body, answer.body)
         if plan.body["stream"]:
             wanted = plan.body.get("n", 1)
             return "" if answer.finished == wanted else f"{answer.finished} of {wanted} choices finished"
@@ -268,7 +277,7 @@ async def soak(args: argparse.Namespace, pid: int | None) -> tuple[dict[str, Any
     """Run the soak. Returns the results, and the failed checks."""
     target = Target.of(args.url, "/v1/completions", args.api_key)
     card = json.loads((await ask(target, target.request(path="/v1/models"))).body)["data"][0]
-    state = Soak(target, Mix(card["id"], card["max_model_len"], await vocabulary(target, card["id"]), args.seed))
+    state = Soak(target, Mix(card["id"], card["max_model_len"], await vocabulary(target, card["id"]), args.seed, args.vectors))
     begin = time.monotonic()
     watcher = asyncio.create_task(state.watch(pid, begin, args.sample_s))
     await asyncio.gather(*(state.client(begin + 60 * args.minutes) for _ in range(args.concurrency)))
@@ -308,6 +317,7 @@ def main() -> None:
     parser.add_argument(
         "--max-gpu-growth-mib", type=float, default=256.0, help="after the warm-up; graphs come as they are met"
     )
+    parser.add_argument("--vectors", action="store_true", help="also ask for vectors and rankings: --convert embed")
     parser.add_argument("--seed", type=int, default=0)
     soak_kill.add_arguments(parser)
     args = parser.parse_args()

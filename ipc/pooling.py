@@ -13,7 +13,7 @@ from quire.ipc.messages.message import Message
 from quire.ipc.struct_errors import StructErrors
 
 PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "embed_sparse"]
-PoolingType = Literal["CLS", "LAST", "MEAN"]
+PoolingType = Literal["CLS", "LAST", "MEAN", "MAX", "WEIGHTED_MEAN", "SQRT_MEAN"]
 TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify", "embed_sparse")
 OF_TOKENS = ("token_embed", "token_classify")  # tasks with a result for each token of the prompt
 VECTOR = -1  # in the place of a result's number of rows: it is a vector
@@ -130,16 +130,18 @@ class PoolingInfo(Message, frozen=True):
 
 class PoolRow(NamedTuple):
     """How a prefill row is pooled: one word of the plan. more: further tasks; the results then are one row of numbers, those of
-    `task` first and the others' in the order of TASKS."""
+    `task` first and the others' in the order of TASKS. is_scored: the vectors of tokens are compared with those of a query, and
+    the result is that number."""
 
     task: PoolingTask
     dimensions: int  # 0: all
     use_activation: bool
     more: tuple[PoolingTask, ...] = ()
+    is_scored: bool = False
 
     @property
     def is_of_tokens(self) -> bool:
-        return self.task in OF_TOKENS and not self.more
+        return self.task in OF_TOKENS and not self.more and not self.is_scored
 
     @property
     def parts(self) -> "list[PoolRow]":
@@ -148,12 +150,12 @@ class PoolRow(NamedTuple):
 
     def word(self) -> int:
         more = sum(1 << TASKS.index(task) for task in self.more)
-        return self.dimensions | TASKS.index(self.task) << 16 | self.use_activation << 20 | more << 21
+        return self.dimensions | TASKS.index(self.task) << 16 | self.use_activation << 20 | more << 21 | self.is_scored << 30
 
     @classmethod
     def of_word(cls, word: int) -> "PoolRow":
         more = tuple(task for i, task in enumerate(TASKS) if word >> 21 + i & 1)
-        return cls(TASKS[word >> 16 & 15], word & MAX_DIMENSIONS, bool(word >> 20 & 1), more)
+        return cls(TASKS[word >> 16 & 15], word & MAX_DIMENSIONS, bool(word >> 20 & 1), more, bool(word >> 30 & 1))
 
 
 def check_pooling(params: PoolingParams, info: PoolingInfo | None, tasks: list[str]) -> PoolRow:

@@ -71,7 +71,10 @@ COMMANDS = {
     "serve": (SAME, "`quire serve`; the model before the flags"),
     "chat": (DIFFERS, "`quire chat`: --url with or without /v1; flags of its own"),
     "complete": (DIFFERS, "`quire complete`: likewise"),
-    "bench serve": (SAME, "`quire bench serve`: flags that are here mean the same; datasets: random, sharegpt, custom"),
+    "bench serve": (
+        SAME,
+        "`quire bench serve`: flags that are here mean the same; datasets: random, random-mm, random-rerank, sharegpt, custom",
+    ),
     "bench latency": (SAME, "`quire bench latency`"),
     "bench throughput": (SAME, "`quire bench throughput`"),
     "bench startup": (SAME, "`quire bench startup`"),

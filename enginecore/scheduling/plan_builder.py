@@ -12,6 +12,7 @@ from quire.enginecore.tasks.task import Chunk, SideTarget
 from quire.ipc.media import MAX_AXES
 from quire.ipc.step.custom_processors import CustomProcessorsRecord, encode_record
 from quire.ipc.step.items import Run, encode_runs
+from quire.ipc.step.late_queries import encode_queries
 from quire.ipc.step.plan import DTYPES, LogitsProcessors, StepPlan, encode_logits_processors, struct_of
 from quire.ipc.step.sections import (
     MAX_BAD_WORD_TOKENS,
@@ -51,7 +52,9 @@ class PlanBuilder:
         self._custom_processors: list[np.ndarray] = []
         self._places: list[np.ndarray | tuple[int, int]] = []  # of each prefill row; (start, end) if they are plain
         self._runs: list[Run] = []
-        self.num_prefill_tokens = self.processor_words = 0
+        self._queries: dict[bytes, list[int]] = {}  # prefill rows, by the vectors that they are compared with
+        self.num_prefill_tokens = 0
+        self.processor_words = 0  # of the sections that have no cap: processors and queries
         self.table_updates = 0  # block updates that repeat a cached prefix
 
     def add_prefill(self, seq: Sequence, token_ids: np.ndarray, start: int, chunk: Chunk, **states: int) -> None:
@@ -60,6 +63,9 @@ class PlanBuilder:
         values = {"slot": seq.slot, "start": start, "length": len(token_ids), **chunk._asdict(), **states}
         if (target := seq.task.side_target(seq, chunk, start, end)) is not None:
             self.side_targets[len(self.prefills)] = target
+        if chunk.query:
+            self.processor_words += len(chunk.query) // 4 * (chunk.query not in self._queries)
+            self._queries.setdefault(chunk.query, []).append(len(self.prefills))
         self.prefills.append((seq, end))
         self.samples.append(bool(chunk.flags & PREFILL_SAMPLE))
         self._prefill_rows.append(_PREFILL_ROW.pack(*_prefill_values(values)))
@@ -103,6 +109,8 @@ class PlanBuilder:
             sections["logits_processors"] = np.concatenate(self._processors)
         if self._custom_processors:
             sections["custom_processors"] = np.concatenate(self._custom_processors)
+        if self._queries:
+            sections["late_queries"] = encode_queries(self._queries)
         if len(mask_rows):
             sections["mask_rows"] = mask_rows
         if self.has_narrow_rows and self.row_windows is not None:

@@ -20,6 +20,7 @@ class Chunk(NamedTuple):
     flags: int  # PREFILL_*
     next_token: int = -1
     num_prompt_logprobs: int = 0
+    query: bytes = b""  # with which the chunk, a document, is compared: see ipc/step/late_queries.py
 
 
 class SideTarget(NamedTuple):

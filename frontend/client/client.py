@@ -18,7 +18,7 @@ from quire.frontend.client.encoding import checked_ids, encode_marked, encode_pr
 from quire.frontend.client.media import PlacedItem, wire
 from quire.frontend.client.media_data import chat_with_media, opened, with_media, written
 from quire.frontend.client.outputs import RequestOutput
-from quire.frontend.client.pooling import Ids, PooledState, joined_ids, seconds_of
+from quire.frontend.client.pooling import Ids, PooledState, joined_ids, pool_task
 from quire.frontend.client.pooling_outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -38,7 +38,7 @@ from quire.frontend.media.parts import has_media
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.adapters import AdapterInfo
 from quire.ipc.limits import output_room
-from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, Pool, TokenInputs, Welcome
+from quire.ipc.messages.frontend import AddRequest, Candidates, Generate, Heartbeat, TokenInputs, Welcome
 from quire.ipc.messages.stats import CacheInfo
 from quire.ipc.messages.utilities import UtilityCall
 from quire.ipc.pooling import PoolingParams, check_pooling
@@ -205,7 +205,7 @@ class Client(ABC):
         check_priority(priority)
         self._next_id += 1
         request_id, arrival = self._next_id, time.time()
-        inputs, task = TokenInputs(ids.tobytes()), Pool(params, lengths, seconds=seconds_of(prompts))
+        inputs, task = TokenInputs(ids.tobytes()), pool_task(prompts, params, lengths)
         request = AddRequest(0, request_id, inputs, task, priority, terms.salted(cache_salt), arrival, adapter=terms.adapter)
         engine = self._send_to_one(request, terms)
         state = PooledState(request_id, request_name or str(request_id), lengths, arrival)

@@ -22,6 +22,13 @@ class LateIds(SplitIds):
     """A query's or a document's ids. kept: the places of tokens that give vectors; None: all."""
 
     kept: np.ndarray | None = None
+    query: bytes = b""  # of a document that the engine compares with a query: that one's vectors, float32
+
+    def compared_with(self, query: bytes) -> "LateIds":
+        """A copy that has the vectors of a query: its result is one number."""
+        found = LateIds(self, self.second)
+        found.query = query
+        return found
 
 
 def late_rows(
@@ -57,6 +64,15 @@ def _document(ids: list[int], late: LateInteraction) -> LateIds:
     if late.skipped:
         found.kept = np.flatnonzero(~np.isin(ids, late.skipped))
     return found
+
+
+def queries_of(prompts: Sequence[Sequence[int] | np.ndarray]) -> tuple[list[bytes], list[int]]:
+    """The different queries with which prompts are compared, and the place of each prompt's; both empty if there are none."""
+    own = [prompt.query for prompt in prompts if isinstance(prompt, LateIds) and prompt.query]
+    if len(own) < len(prompts):
+        return [], []
+    places = {query: i for i, query in enumerate(dict.fromkeys(own))}
+    return list(places), [places[query] for query in own]
 
 
 def used_rows(ids: Sequence[int] | np.ndarray, result: np.ndarray, info: PoolingInfo | None) -> np.ndarray:

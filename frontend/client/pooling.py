@@ -7,23 +7,24 @@ many requests as they need, and gives all their results or the first error. `tok
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from quire.frontend.client.cut_rows import cut_row
-from quire.frontend.client.late import late_rows, used_rows
+from quire.frontend.client.late import late_rows, queries_of, used_rows
 from quire.frontend.client.long_texts import Parts, longest_text
 from quire.frontend.client.outputs import RequestMetrics
 from quire.frontend.client.stream import ClientError, InvalidRequest, TooLong
 from quire.frontend.client.terms import NO_TERMS, Terms
 from quire.frontend.client.turns import Slice, in_native_thread
 from quire.frontend.text.tokenizer import SplitIds, Tokenizer
-from quire.ipc.messages.frontend import AddRequest, EngineLimits, Welcome
+from quire.ipc.messages.frontend import AddRequest, EngineLimits, Pool, Welcome
 from quire.ipc.pooling import MAX_INPUTS, PoolingParams
 
+MOST_AT_ONCE = 32  # requests of one body that wait or run: half of what the engine's queue holds by default
 FEW_CHARACTERS = 2 << 10  # texts of so many in all are tokenized at once: it takes some 4 ms
 Ids = Sequence[int] | np.ndarray
 
@@ -146,9 +147,14 @@ async def pool(
     terms: Terms = NO_TERMS,
     on_sent: Callable[[list[PooledState]], None] = lambda states: None,
 ) -> PooledResults:
-    """Results of these prompts, token ids. on_sent: is given the requests. Raises ClientErrors; then no request is left
-    running."""
+    """Results of these prompts, token ids. on_sent: is given the list of requests, which grows. Raises ClientErrors, the first
+    one at once; then no request is left running.
+
+    At most MOST_AT_ONCE requests are on their way: more prompts than the engine's queue holds would never be taken.
+    """
     states: list[PooledState] = []
+    waiting = Waiting()
+    on_sent(states)
     try:
         if len(prompts) > 1:
             client.hold()
@@ -157,17 +163,44 @@ async def pool(
         for part in _parts(cut.prompts):
             if part_of_turn.is_over:
                 await part_of_turn.next()
+            await waiting.until_fewer_than(MOST_AT_ONCE)
             more: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "request_name": name, "terms": terms}
             states.append(client.submit_pool(part, params, **more))
-        on_sent(states)
+            if len(prompts) > MAX_INPUTS:
+                waiting.add(states[-1].results())
+        await waiting.until_fewer_than(1)
         found = [result for state in states for result in await state.results()]
         both, info = zip(prompts, cut.vectors(found), strict=True), client.welcome.limits.pooling
         data = [used_rows(prompt, result, info) for prompt, result in both]
         return PooledResults(data, cut.sums([n for state in states for n in state.num_cached]), states)
     finally:
+        waiting.cancel()
         for state in states:
             if state.num_open:
                 client.cancel_pool(state)
+
+
+class Waiting:
+    """Requests of one body whose results are waited for together, so that the first error ends all of them."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Future[Any]] = set()
+
+    def add(self, results: Coroutine[Any, Any, Any]) -> None:
+        future = asyncio.ensure_future(results)
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # a second error needs no reader
+        self._open.add(future)
+
+    async def until_fewer_than(self, most: int) -> None:
+        """Wait until fewer than so many are open. Raises the error of one that failed."""
+        while len(self._open) >= most:
+            ended, self._open = await asyncio.wait(self._open, return_when=asyncio.FIRST_COMPLETED)
+            for each in ended:
+                each.result()
+
+    def cancel(self) -> None:
+        for each in self._open:
+            each.cancel()
 
 
 def _parts(prompts: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
@@ -193,10 +226,11 @@ def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray
     return ids.astype("<i4"), lengths
 
 
-def seconds_of(prompts: Sequence[Ids]) -> list[int]:
-    """Where the second text of each pair begins, for `Pool`; [] if there are none."""
-    found = [prompt.second if isinstance(prompt, SplitIds) else 0 for prompt in prompts]
-    return found if any(found) else []
+def pool_task(prompts: Sequence[Ids], params: PoolingParams, lengths: list[int]) -> Pool:
+    """What is asked for. It says where the second text of each pair begins, and with which queries documents are compared."""
+    seconds = [prompt.second if isinstance(prompt, SplitIds) else 0 for prompt in prompts]
+    queries, query_of = queries_of(prompts)
+    return Pool(params, lengths, seconds=seconds if any(seconds) else [], queries=queries, query_of=query_of)
 
 
 async def tokenized(

@@ -5,17 +5,20 @@ vectors, or of their tokens' vectors.
 otherwise the tokenizer joins the two texts as its files say.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.frontend.client.late import maxsim
+from quire.frontend.client.late import LateIds, maxsim
 from quire.frontend.client.pooling import Ids, PoolClient, PooledResults, as_arrays, pool, tokenized
 from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.client.turns import in_native_thread, in_thread
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.pooling import PoolingInfo, PoolingParams
+from quire.ipc.step.late_queries import MAX_QUERY_BYTES
+
+Vectors = Mapping[str, np.ndarray]  # of texts
 
 
 class Scores(NamedTuple):
@@ -65,16 +68,32 @@ async def score_pairs(
     limits = client.welcome.limits
     use = params.use_activation if params is not None else None
     if not check_scores(limits.pooling, limits.tasks):
+        if instruction is not None:
+            raise InvalidRequest("instruction: this model compares vectors of texts, without a template that takes one")
         of_tokens = limits.pooling is not None and limits.pooling.late is not None
         return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
-    ids = await _pair_ids(client, pairs, instruction)
+    ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)
+    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
+    return Scores(np.concatenate(results.data), ids, results)
+
+
+async def pair_prompts(
+    client: PoolClient, pairs: Sequence[tuple[str, str]], *, keep: int | None = None, instruction: str | None = None
+) -> list[Ids]:
+    """The prompts of pairs for a classifier. keep: as for `score_pairs`; the longer text of a pair is cut. Raises TooLong."""
+    limits, tokenizer = client.welcome.limits, client.tokenizer
     longest = limits.max_model_len if keep in (None, -1) else min(keep or 0, limits.max_model_len)
+    chars = (longest + 1) * tokenizer.max_token_chars
+    if tokenizer.keeps_characters and max(len(text) for pair in pairs for text in pair) > chars:
+        if keep is None:
+            raise TooLong(f"a text of a pair has more characters than {longest} tokens can hold; {limits.too_long}")
+        pairs = [(first[:chars], second[:chars]) for first, second in pairs]  # no more is tokenized than is kept
+    ids = await _pair_ids(client, pairs, instruction)
     if (most := max(map(len, ids))) > longest:
         if keep is None:
             raise TooLong(f"the prompt of a pair has {most} tokens; {limits.too_long}")
         ids = await _cut_pairs(client, pairs, ids, instruction, longest)
-    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
-    return Scores(np.concatenate(results.data), ids, results)
+    return ids
 
 
 async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instruction: str | None) -> list[Ids]:
@@ -153,23 +172,48 @@ async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], k
 async def _by_token_vectors(
     client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]
 ) -> Scores:
-    """MaxSim of the vectors of tokens; each query and each document is computed once."""
+    """MaxSim of the vectors of tokens. A query is computed once; its vectors go to the engine with each of its documents, of
+    which one number comes back. Where a query has more vectors than a request may bring, those of documents come here."""
     queries, documents = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
-    ids = [*await tokenized(client, queries, keep=keep, is_query=True), *await tokenized(client, documents, keep=keep)]
-    results = await pool(client, ids, PoolingParams(task="token_embed"), **how)
-    of_queries = dict(zip(queries, results.data, strict=False))
-    of_documents = dict(zip(documents, results.data[len(queries) :], strict=True))
+    rows = await tokenized(client, queries, keep=keep, is_query=True), await tokenized(client, documents, keep=keep)
+    params = PoolingParams(task="token_embed")
+    found = await pool(client, rows[0], params, **how)
+    of_query = dict(zip(queries, found.data, strict=True))
+    if max(vectors.nbytes for vectors in found.data) > MAX_QUERY_BYTES:
+        rest = await pool(client, rows[1], params, **how)
+        of_document = dict(zip(documents, rest.data, strict=True))
+        return Scores(await in_native_thread(lambda: _maxsims(pairs, of_query, of_document)), [], _both(found, rest))
+    wanted = list(dict.fromkeys(pairs))
+    compared = await in_thread(_compared, wanted, dict(zip(documents, rows[1], strict=True)), of_query)
+    rest = await pool(client, compared, params, **how)
+    scores = dict(zip(wanted, rest.data, strict=True))
+    return Scores(np.concatenate([scores[pair] for pair in pairs]), [], _both(found, rest))
 
-    def scores() -> np.ndarray:
-        found = np.zeros(len(pairs), np.float32)
-        by_query: dict[str, list[int]] = {}
-        for i, (query, _) in enumerate(pairs):
-            by_query.setdefault(query, []).append(i)
-        for query, at in by_query.items():
-            found[at] = maxsim(of_queries[query], [of_documents[pairs[i][1]] for i in at])
-        return found
 
-    return Scores(await in_native_thread(scores), [], results)
+def _compared(pairs: Sequence[tuple[str, str]], ids: Mapping[str, Ids], of_query: Vectors) -> list[Ids]:
+    """The ids of the pairs' documents, each with its query's vectors."""
+    data = {text: vectors.tobytes() for text, vectors in of_query.items()}
+    found = list[Ids]()
+    for query, document in pairs:
+        row = ids[document]
+        assert isinstance(row, LateIds)
+        found.append(row.compared_with(data[query]))
+    return found
+
+
+def _both(first: PooledResults, second: PooledResults) -> PooledResults:
+    return PooledResults(first.data + second.data, first.num_cached + second.num_cached, first.states + second.states)
+
+
+def _maxsims(pairs: Sequence[tuple[str, str]], of_query: Vectors, of_document: Vectors) -> np.ndarray:
+    """float32 [pairs]: the scores of pairs of texts, by the vectors of their tokens."""
+    found = np.zeros(len(pairs), np.float32)
+    by_query: dict[str, list[int]] = {}
+    for i, (query, _) in enumerate(pairs):
+        by_query.setdefault(query, []).append(i)
+    for query, at in by_query.items():
+        found[at] = maxsim(of_query[query], [of_document[pairs[i][1]] for i in at])
+    return found
 
 
 async def cut_texts(client: PoolClient, texts: Sequence[str], most: int) -> list[str]:

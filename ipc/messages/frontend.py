@@ -17,7 +17,7 @@ from quire.ipc.numerics import Numerics
 from quire.ipc.pooling import PoolingInfo, PoolingParams
 from quire.ipc.sampling import SamplingParams
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 # Limits on one message, in bytes. Beyond them a receiver drops the sender (a frontend) or the message (the core's).
 MAX_FRONTEND_MESSAGE = 64 << 20  # a request: a prompt of 8 M tokens as int32 would fit
@@ -119,6 +119,10 @@ class Pool(Message, tag="pool", frozen=True):
     lengths: list[int] = []  # tokens of each prompt in TokenInputs, at most 128 of them; empty: it is one
     is_resumed: bool = False  # an engine that was lost has run it
     seconds: list[int] = []  # where each prompt's second text begins, for models with token types; 0: it has none; empty: all
+    # Of a model of token vectors: queries' vectors, float32 [tokens, elements], and which of them each prompt, a document, is
+    # compared with: its result is that score. Empty: results are vectors.
+    queries: list[bytes] = []
+    query_of: list[int] = []
 
     @property
     def num_sequences(self) -> int:

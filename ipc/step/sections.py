@@ -236,6 +236,7 @@ SECTIONS = (
     Section("encoder_runs", WORD, "host"),  # of items.py: what is encoded before the step
     Section("logits_processors", WORD, "host"),  # records of LOGITS_PROCESSORS, one after the other
     Section("custom_processors", WORD, "host"),  # records of custom_processors.py, one after the other
+    Section("late_queries", WORD, "sampling"),  # of late_queries.py: what the vectors of documents' tokens are compared with
     Section("mask_rows", WORD, "sampling"),  # rows with masks, which follow in the ring in records of KIND_MASK
     Section("kept_inputs", KEPT_INPUTS, "host"),  # first what is said of all slots, then what is applied, then copies
     Section("state_copies", STATE_COPY, "host"),  # of decode rows whose states are to be kept; no two have one target

@@ -20,6 +20,7 @@ import pytest
 import serve
 import servers
 import soak
+import soak_vectors
 import structured
 import structured_host
 import workloads
@@ -151,6 +152,21 @@ def test_a_mix_holds_every_kind_of_request_within_the_context():
     for p in plans:
         if p.status == 200 and "prompt" in p.body:
             assert len(p.body["prompt"]) + p.body["max_tokens"] <= 512 and max(p.body["prompt"]) < 300
+
+
+def test_a_mix_with_vectors_checks_their_answers():
+    mix = soak.Mix("m", 512, 300, seed=1, vectors=True)
+    plans = [mix.draw() for _ in range(500)]
+    assert {"vectors", "ranking"} <= {plan.kind for plan in plans}
+    for path in (soak_vectors.VECTORS, soak_vectors.RANKING):
+        body = next(plan.body for plan in plans if plan.path == path)
+        count = len(body.get("input") or body["documents"])
+        good = {"data": [{"embedding": [0.6, 0.8]}] * count, "results": [{"index": i} for i in range(count)][::-1]}
+        assert soak_vectors.problem(body, json.dumps(good).encode()) == ""
+        fewer = {"data": good["data"][1:], "results": good["results"][1:]}
+        assert soak_vectors.problem(body, json.dumps(fewer).encode())
+    short = json.dumps({"data": [{"embedding": [0.6, 0.6]}]}).encode()
+    assert "length 1" in soak_vectors.problem({"input": ["x"]}, short)
 
 
 def result(engine, load, rate):

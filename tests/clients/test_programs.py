@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import run_embedders
 from coding_agents import AGENTS
-from installed import HERE, REQUIREMENTS
+from installed import EMBEDDERS, HERE, REQUIREMENTS
 from run_clients import LACKS, NPM, row_of, shown, wrong_with
 
 PAGE = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
@@ -33,6 +35,22 @@ def test_every_client_has_a_script_and_a_line_with_its_version_on_the_page():
     for package, version in PACKAGES.items():
         assert package == "zod" or any(version in row for row in ROWS), package
     assert {agent.package for agent in AGENTS.values()} <= set(PACKAGES) and set(LACKS) <= {*REQUIREMENTS, *AGENTS}
+
+
+def test_every_client_for_vectors_has_a_script_and_its_versions_on_the_page():
+    for name, wanted in EMBEDDERS.items():
+        assert (HERE / f"{name.replace('-', '_')}.py").exists()
+        for package, _, version in (word.partition("==") for word in wanted.split()):
+            assert not version or any(f"`{package}` {version}" in row for row in ROWS), package
+
+
+def test_wrong_vectors_and_orders_are_seen():
+    vectors = np.eye(3)
+    vectors[2, 0] = 0.5
+    assert run_embedders.wrong_with("embed", vectors.tolist(), vectors) == ""
+    assert "off" in run_embedders.wrong_with("tei", (vectors + 1e-3).tolist(), vectors)
+    assert "shape" in run_embedders.wrong_with("tei", vectors[:2].tolist(), vectors)
+    assert run_embedders.wrong_with("rerank", [0, 2], vectors) == "" != run_embedders.wrong_with("rerank", [2, 0], vectors)
 
 
 def test_the_lock_has_the_versions_that_are_wanted():

@@ -9,14 +9,16 @@ from quire.enginecore.intake import Intake, IntakeConfig
 from quire.enginecore.kv.pool import BlockHasher
 from quire.enginecore.kv.sequence_blocks import SequenceBlocks
 from quire.enginecore.pooled import pooled_messages
+from quire.enginecore.scheduling.plan_builder import PlanBuilder
 from quire.enginecore.scheduling.sequence import Sequence, SequenceState
 from quire.enginecore.tasks.pool import PoolTask
 from quire.enginecore.tasks.task import SideTarget
 from quire.enginecore.tenants.backlog import Room
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, Pool, Pooled, RequestError, TokenInputs
 from quire.ipc.messages.workers import PooledRows
-from quire.ipc.pooling import VECTOR, PoolingInfo, PoolingParams, PoolRow
+from quire.ipc.pooling import VECTOR, LateInteraction, PoolingInfo, PoolingParams, PoolRow
 from quire.ipc.sampling import SamplingParams
+from quire.ipc.step.late_queries import MAX_QUERY_BYTES, decode_queries
 from quire.ipc.step.sections import PREFILL_POOL, PREFILL_POOL_END
 
 INFO = PoolingInfo(["embed", "token_embed"], "LAST", embedding_size=8)
@@ -77,13 +79,50 @@ def test_what_a_request_is_refused_for(task, ids, info, text):
 
 
 def test_a_row_travels_as_one_word():
-    for row in (ROW, PoolRow("token_classify", 65535, False), PoolRow("classify", 1, True)):
+    scored = PoolRow("token_embed", 0, True, is_scored=True)
+    for row in (ROW, PoolRow("token_classify", 65535, False), PoolRow("classify", 1, True), scored):
         assert PoolRow.of_word(row.word()) == row
 
 
 def test_each_prompt_has_its_own_second_text():
     sequences = accept(Pool(PoolingParams(), [2, 3], seconds=[1, 2]), range(5))
     assert [seq.task.chunk(seq, 0, 2, 2).next_token for seq in sequences] == [1, 2]
+
+
+LATE = PoolingInfo(["token_embed"], "MEAN", token_size=2, late=LateInteraction(1, 2, 4, 0, 3, True, False), is_whole=True)
+QUERIES = [np.ones(n, np.float32).tobytes() for n in (2, 6)]
+
+
+def test_each_document_is_compared_with_its_query():
+    sequences = accept(Pool(PoolingParams(), [2, 3, 1], queries=QUERIES, query_of=[1, 0, 1]), range(6), LATE)
+    chunks = [seq.task.chunk(seq, 0, len(seq.prompt), len(seq.prompt)) for seq in sequences]
+    assert [chunk.query for chunk in chunks] == [QUERIES[1], QUERIES[0], QUERIES[1]]
+    assert all(PoolRow.of_word(chunk.num_prompt_logprobs).is_scored for chunk in chunks)
+    build = PlanBuilder(1, 0.0)
+    for seq, chunk in zip(sequences, chunks, strict=True):
+        build.add_prefill(seq, seq.prompt, 0, chunk, first_state=0, last_state=0)
+    assert build.processor_words == 8  # each query once: this bounds a plan
+    none = np.zeros(0, np.int32)
+    found = decode_queries(build.finish(none, False, none, none).section("late_queries"))
+    assert [(query.rows.tolist(), query.vectors.tolist()) for query in found] == [([0, 2], [1.0] * 6), ([1], [1.0] * 2)]
+
+
+@pytest.mark.parametrize(
+    ("info", "more", "text"),
+    [
+        (INFO, {"queries": QUERIES, "query_of": [0, 0]}, "of a model that compares these"),
+        (LATE, {"queries": [b"1234"], "query_of": [0, 0]}, "vectors of 8 bytes"),
+        (LATE, {"queries": [b""], "query_of": [0, 0]}, "vectors of 8 bytes"),
+        (LATE, {"queries": [bytes(MAX_QUERY_BYTES + 8)], "query_of": [0, 0]}, "at most 262144 bytes"),
+        (LATE, {"queries": QUERIES, "query_of": [0]}, "for each prompt"),
+        (LATE, {"queries": QUERIES, "query_of": [0, 2]}, "for each prompt"),
+        (LATE, {"queries": QUERIES, "query_of": [0, -1]}, "for each prompt"),
+        (LATE, {"query_of": [0, 0]}, "for each prompt"),
+    ],
+)
+def test_queries_that_do_not_fit_are_refused(info, more, text):
+    refused = accept(Pool(PoolingParams(), [2, 3], **more), range(5), info)
+    assert isinstance(refused, RequestError) and text in refused.message
 
 
 def add(harness: Harness, prompt, row: PoolRow = ROW) -> Sequence:

@@ -1,14 +1,19 @@
 """`quire serve` with models of token vectors: ColBERT ranks by MaxSim, BGE-M3 makes three kinds of vectors from one pass."""
 
 import base64
+import os
+import signal
+from threading import Thread
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from deadlines import DEADLINE_S
 from encoder_cases import WORDS
 from late_cases import MASK, by_formula, expected_of_m3, make_colbert, make_m3
 from serving import SMALL as FLAGS
-from serving import Served
+from serving import Served, command_of
 
 QUERY_TEXT, DOCUMENTS = "w1 w2 w3", ["w1 w65 w9", "w7", "w2 w3 w4 w5"]
 
@@ -49,6 +54,41 @@ def test_colbert_ranks_by_maxsim(tmp_path: Any) -> None:
     assert cut[0]["relevance_score"] == pytest.approx(expected[2], abs=1e-4)  # as without the last word
     np.testing.assert_allclose(tokens, of_query, atol=2e-5)
     assert "vectors of tokens" in refused["error"]["message"] and unknown["error"]["param"] == "prompt_name"
+
+
+def test_scores_of_many_pairs_outlive_a_worker_that_is_killed(tmp_path: Any) -> None:
+    """Queries travel with their documents, so other workers compute what was in flight: no score is lost or changed."""
+    folder, *_ = make_colbert("stanford", tmp_path)
+    texts = [" ".join(f"w{1 + (7 * i + j) % 80}" for j in range(1 + i % 25)) for i in range(3000)]
+    body, own = {"text_1": QUERY_TEXT, "text_2": texts}, {"text_1": texts[:200], "text_2": texts[200:400]}
+    with Served("--model", str(folder), *FLAGS) as served:
+        served.ready()
+        first, second = ask(served, "/score", body), ask(served, "/score", own)
+        found: list[Any] = []
+        asking = [Thread(target=lambda each=each: found.append(ask(served, "/score", each))) for each in (body, own)]
+        for each in asking:
+            each.start()
+        workers = [p for p in psutil.Process(served.process.pid).children(recursive=True) if "quire.workers" in command_of(p)]
+        os.kill(workers[0].pid, signal.SIGKILL)
+        for each in asking:
+            each.join(DEADLINE_S)
+        assert served.end() == 0
+    by_length = {len(answer["data"]): answer for answer in found}
+    for before in (first, second):
+        again = by_length[len(before["data"])]
+        np.testing.assert_allclose([d["score"] for d in again["data"]], [d["score"] for d in before["data"]], atol=1e-5)
+        assert again["usage"] == before["usage"]
+
+
+def test_a_query_of_too_many_vectors_is_compared_here(tmp_path: Any, monkeypatch: Any) -> None:
+    from quire import LLM
+
+    folder, *_ = make_colbert("pylate", tmp_path)
+    with LLM(str(folder), device="cpu", disable_log_stats=True) as llm:
+        first = [each.outputs.score for each in llm.score([QUERY_TEXT, "w7", QUERY_TEXT], [*DOCUMENTS])]
+        monkeypatch.setattr("quire.frontend.client.scoring.MAX_QUERY_BYTES", 100)
+        again = [each.outputs.score for each in llm.score([QUERY_TEXT, "w7", QUERY_TEXT], [*DOCUMENTS])]
+    assert first == pytest.approx(again, abs=1e-5) and len(set(first)) == 3
 
 
 def test_bge_m3_makes_all_its_vectors(tmp_path: Any) -> None:

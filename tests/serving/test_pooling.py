@@ -119,6 +119,8 @@ def test_other_servers_routes_give_the_same_vectors(embedder: Served) -> None:
     wanted = vectors(embedder)
     assert np.abs(np.array(call(embedder, "/embed", {"inputs": TEXTS})) - wanted).max() < 1e-6
     assert np.abs(np.array(call(embedder, "/api/embed", {"input": TEXTS})["embeddings"]) - wanted).max() < 1e-6
+    hub = {"inputs": TEXTS, "normalize": True, "prompt_name": None, "truncate": None, "truncation_direction": None}
+    assert np.abs(np.array(call(embedder, "/", hub)) - wanted).max() < 1e-6  # as Hugging Face's InferenceClient asks
     older = np.array(call(embedder, "/api/embeddings", {"prompt": TEXTS[0]})["embedding"])
     assert np.abs(older / np.linalg.norm(older) - wanted[0]).max() < 1e-6
     of_tokens = call(embedder, "/embed_all", {"inputs": TEXTS[0]})[0]
@@ -162,6 +164,11 @@ def test_other_servers_routes_give_the_same_vectors(embedder: Served) -> None:
         ("/pooling", {"input": "x", "task": "classify"}, "task", "embed, token_embed"),
         ("/v2/embed", {"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types", "ubinary"),
         ("/v2/embed", {"texts": ["x"], "input_type": "poem"}, "input_type", "search_query"),
+        ("/v2/embed", {"texts": ["x"], "output_dimension": 0}, "output_dimension", "between 1"),
+        ("/v2/embed", {"texts": ["x", ""]}, "texts", "empty"),
+        ("/pooling", {"input": "x", "task": ["embed", "embed"]}, "task", "different tasks"),
+        ("/rerank", {"query": "x", "documents": ["y"], "instruction": "Judge."}, "instruction", "without a template"),
+        ("/", {"inputs": ["x"] * 2049}, "inputs", "1 to 2048"),
         ("/classify", {"input": "x"}, "model", "it can generate text (/v1/chat/completions) and make vectors"),
         ("/predict", {"inputs": "x"}, "model", "cannot classify"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "text_1", "2 and 3"),
@@ -203,9 +210,17 @@ def test_scores_are_the_classifiers_of_pairs(scorer: tuple[Served, Any]) -> None
     assert [each["label"] for each in one] == ["kind 0"] * 3 and one[0]["num_classes"] == 1
     predicted = call(served, "/predict", {"inputs": [["a page", "the thread"], ["alone"]]})
     assert abs(predicted[0][0]["score"] - expected[1]) < 1e-5 and predicted[1][0]["label"] == "kind 0"
+    assert call(served, "/", {"inputs": [["a page", "the thread"], ["alone"]]}) == predicted
+    far = call(served, "/predict", {"inputs": [[query, "word " * 1000], ["word " * 1000]], "truncate": True})
+    assert all(0 < each[0]["score"] < 1 for each in far)
+    error = call(served, "/predict", {"inputs": [[query, "word " * 300]]}, 400)["error"]
+    assert error["param"] == "inputs" and "tokens" in error["message"]
     long = call(served, "/score", {"text_1": query, "text_2": ["word " * 1000], "truncate_prompt_tokens": -1})
     assert 0 < long["data"][0]["score"] < 1
     assert "tokens" in call(served, "/score", {"text_1": query, "text_2": ["word " * 300]}, 400)["error"]["message"]
+    huge = {"text_1": query, "text_2": ["word " * 1_000_000]}  # cut before it is tokenized
+    assert call(served, "/score", {**huge, "truncate_prompt_tokens": -1})["data"] == long["data"]
+    assert "characters" in call(served, "/score", huge, 400)["error"]["message"]
 
 
 def test_a_chat_template_of_pairs_makes_their_prompts(scorer: tuple[Served, Any], tmp_path: Any) -> None:

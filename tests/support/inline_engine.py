@@ -15,6 +15,7 @@ from quire.enginecore.publish import side_messages
 from quire.enginecore.scheduling.config import SchedulerConfig
 from quire.enginecore.scheduling.scheduler import Scheduler
 from quire.enginecore.tenants.backlog import Room
+from quire.frontend.client.late import queries_of
 from quire.ipc.messages.frontend import AddRequest, EngineLimits, Generate, Pool, Pooled, RequestError, TokenInputs
 from quire.ipc.pooling import PoolingParams
 from quire.ipc.sampling import SamplingParams
@@ -216,7 +217,8 @@ class InlineEngine:
         """A request for vectors or scores; the results, by key, are in `pooled`. adapter: its slot."""
         self.count += 1
         data, lengths = np.concatenate([np.asarray(p, np.int32) for p in prompts]).tobytes(), [len(p) for p in prompts]
-        task = Pool(params or PoolingParams(), lengths, seconds=list(seconds))
+        queries, query_of = queries_of(prompts)
+        task = Pool(params or PoolingParams(), lengths, seconds=list(seconds), queries=queries, query_of=query_of)
         accepted = self.intake.accept(0, AddRequest(0, self.count, TokenInputs(data), task), Room())
         if isinstance(accepted, RequestError):
             raise ValueError(accepted.message)

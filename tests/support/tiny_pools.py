@@ -22,7 +22,16 @@ def hidden_states(name: str, prompt: tuple[int, ...]) -> torch.Tensor:
 
 def vector(name: str, prompt: list[int], pooling: str = "LAST", normalizes: bool = True, dimensions: int | None = None):
     states = hidden_states(name, tuple(prompt))
-    found = {"LAST": states[-1], "MEAN": states.mean(0), "CLS": states[0]}[pooling][:dimensions]
+    places = torch.arange(1, len(states) + 1)[:, None]
+    of_type = {
+        "LAST": states[-1],
+        "MEAN": states.mean(0),
+        "CLS": states[0],
+        "MAX": states.amax(0),
+        "WEIGHTED_MEAN": (states * places).sum(0) / places.sum(),
+        "SQRT_MEAN": states.sum(0) / len(states) ** 0.5,
+    }
+    found = of_type[pooling][:dimensions]
     return (found / found.norm() if normalizes else found).numpy()
 
 
@@ -65,7 +74,7 @@ def as_sentence_transformer(
     for i, kind in enumerate(modules, 1):
         listed.append({"idx": i, "name": str(i), "path": f"{i}_{kind}", "type": f"sentence_transformers.models.{kind}"})
         (Path(folder) / f"{i}_{kind}").mkdir()
-    modes = ("cls_token", "mean_tokens", "lasttoken", "max_tokens")
+    modes = ("cls_token", "mean_tokens", "lasttoken", "max_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens")
     pooling = {"word_embedding_dimension": 64, **{f"pooling_mode_{each}": each == mode for each in modes}}
     for place in Path(folder).glob("*_Pooling"):
         (place / "config.json").write_text(json.dumps(pooling))

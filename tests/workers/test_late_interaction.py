@@ -16,6 +16,7 @@ from quire.ipc.pooling import PoolingParams, check_pooling
 from quire.workers.loading.weight_loader import WeightsError
 from quire.workers.models.config import ModelConfigError
 from quire.workers.pooling.late_interaction import M3Heads, greatest_weights
+from quire.workers.pooling.maxsim import maxsim as on_device
 
 
 def engine_of(folder, **more):
@@ -74,6 +75,41 @@ def test_maxsim_equals_its_formula():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("quire.frontend.client.late.ELEMENTS_AT_ONCE", at_once)
             np.testing.assert_allclose(maxsim(query, documents), expected, rtol=1e-5)
+
+
+def test_maxsim_on_the_device_equals_that_of_the_frontend():
+    generator = np.random.default_rng(2)
+    query, *documents = (generator.normal(size=(n, 5)).astype(np.float32) for n in (4, 9, 0, 30, 1, 6))
+    kept = [np.arange(len(document)) % 3 > 0 for document in documents]  # none of the one with a single token
+    lengths, rows = np.array([len(document) for document in documents]), torch.from_numpy(np.concatenate(documents))
+    of_query = torch.from_numpy(query)
+    found = on_device(rows, lengths, torch.from_numpy(np.concatenate(kept)), of_query)
+    expected = maxsim(query, [document[own] for document, own in zip(documents, kept, strict=True)])
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(on_device(rows, lengths, None, of_query)[:, 0], maxsim(query, documents), rtol=1e-5)
+    rows[3, 1] = torch.nan  # a token of the first document: its score alone is no number
+    assert torch.isnan(on_device(rows, lengths, None, of_query)[:, 0]).tolist() == [True, False, False, False, False]
+
+
+def test_documents_are_compared_with_queries_of_their_step(colbert):
+    """Documents of several queries share steps, beside requests for vectors; each score equals that of all vectors."""
+    folder, *_ = colbert
+    engine, tokenizer, generator = engine_of(folder), tokenizer_of(folder), np.random.default_rng(4)
+    info = engine.choice.info
+    texts = [" ".join(f"w{n}" for n in generator.integers(1, 80, length)) for length in (3, 9, 1, 25, 28, 6, 65)]
+    documents = late_rows(tokenizer, [*texts, "w65"], info.late, False, POSITIONS)
+    queries = late_rows(tokenizer, ["w1 w2 w3", "w5 w9"], info.late, True, POSITIONS)
+    of_queries = engine.pool(queries, seconds=[row.second for row in queries])
+    whole = [used_rows(row, vectors, info) for row, vectors in zip(documents, engine.pool(documents), strict=True)]
+    expected = np.stack([maxsim(query, whole) for query in of_queries], 1).ravel()
+    compared = [document.compared_with(query.tobytes()) for document in documents for query in of_queries]
+    other = engine.add_pool(documents[:3])  # they wait in the same queue
+    found = engine.pool(compared)
+    assert all(score.shape == (1,) for score in found)
+    np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-5, atol=1e-5)
+    assert len(engine.pooled[other << 8][0]) == len(documents[0])
+    alone = [engine.pool([row])[0] for row in compared[:4]]
+    assert np.abs(np.concatenate(alone) - np.concatenate(found[:4])).max() < 1e-6
 
 
 # -------------------------------------------------------------------------------------------------------------- BGE-M3

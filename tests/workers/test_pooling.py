@@ -28,6 +28,7 @@ SCHEDULING = {
     "nothing cached": {"enable_prefix_caching": False},
     "preempted": {"num_blocks": 16, "max_model_len": 128, "look_ahead": False},
     "alone": {"max_num_seqs": 1},
+    "context filled": {"max_model_len": 100},  # by the longest prompt
 }
 
 
@@ -50,6 +51,21 @@ def test_vectors_equal_transformers_states_pooled_plainly(pooling, scheduling):
     hits = engine.scheduler.counters.cached_tokens - cached
     assert bool(hits) == (pooling == "LAST" and scheduling.get("enable_prefix_caching", True))
     assert engine.scheduler.is_idle and engine.scheduler.kv.pool.num_used == 0
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULING.values(), ids=SCHEDULING)
+@pytest.mark.parametrize(
+    ("mode", "pooling"),
+    [("max_tokens", "MAX"), ("weightedmean_tokens", "WEIGHTED_MEAN"), ("mean_sqrt_len_tokens", "SQRT_MEAN")],
+)
+def test_modes_of_the_checkpoint_are_kept_over_chunks(mode, pooling, scheduling):
+    engine = InlineEngine(as_sentence_transformer("qwen3", mode), pooling={}, **scheduling)
+    assert apart(engine.pool(PROMPTS), "qwen3", pooling) < CLOSE
+    plain = engine.pool(PROMPTS[3:5], PoolingParams(use_activation=False))  # a length, which normalizing would hide
+    wanted = [vector("qwen3", prompt, pooling, normalizes=False) for prompt in PROMPTS[3:5]]
+    for got, expected in zip(plain, wanted, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+    assert engine.scheduler.is_idle
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "mistral-sliding", "gemma2", "qwen2", "falcon-h1"])
@@ -172,7 +188,7 @@ def test_sentence_transformers_files_say_how_to_pool():
 @pytest.mark.parametrize(
     ("make", "flags", "text"),
     [
-        (lambda: as_sentence_transformer("qwen3", "max_tokens"), {}, "pooling_mode_max_tokens is not supported"),
+        (lambda: as_sentence_transformer("qwen3", "median_tokens"), {}, "no pooling is not supported"),
         (lambda: as_sentence_transformer("qwen3", modules=("Pooling", "Dense")), {}, "lacks in_features"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "convert": "none"}, "--convert embed makes it an embedder"),
         (lambda: tiny_model("qwen3"), {"convert": "classify"}, "has no head of labels"),

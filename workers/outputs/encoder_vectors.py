@@ -10,6 +10,7 @@ import torch
 
 from quire.ipc.messages.workers import PooledRows
 from quire.ipc.pooling import VECTOR, PoolRow
+from quire.ipc.step.late_queries import LateQuery, decode_queries
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import PREFILL_POOL
 from quire.workers.models.encoder import Encoder
@@ -18,6 +19,7 @@ from quire.workers.outputs.vectors import OnHost, PooledResult, pooled_rows
 from quire.workers.pooling.encoder_choice import EncoderChoice
 from quire.workers.pooling.encoder_results import EncoderResults
 from quire.workers.pooling.late_interaction import greatest_weights
+from quire.workers.pooling.maxsim import maxsim
 from quire.workers.pooling.poolers import Spans
 
 NO_SPLIT = np.iinfo(np.int32).max
@@ -29,6 +31,8 @@ class EncoderVectors(Output):
     def __init__(self, choice: EncoderChoice, model: Encoder) -> None:
         self._model, self._results = model, EncoderResults(choice, model)
         self._device = next(model.parameters()).device
+        late = self._results.info.late
+        self._skipped = torch.tensor(late.skipped, device=self._device) if late is not None and late.skipped else None
 
     def is_wanted(self, plan: StepPlan) -> bool:
         return plan.wants_vectors
@@ -61,7 +65,12 @@ class EncoderVectors(Output):
         lengths, seconds = prefill["length"].copy(), prefill["next_token"].copy()  # the plan's place in the ring is given back
         ends = np.cumsum(lengths) + num_decode
         results: list[RowResult] = []
+        for query in decode_queries(step.plan.section("late_queries")):
+            own = query.rows
+            results.append(self._of_query(step, own + num_decode, (ends - lengths)[own], ends[own], query, prefill))
         for kind, at in by_kind.items():
+            if kind.is_scored:
+                continue
             rows = np.array(at, np.int64)
             spans = (ends - lengths)[at], ends[at], seconds[at]
             found = [self._of_rows(step, rows + num_decode, *spans, each) for each in kind.parts]
@@ -87,6 +96,20 @@ class EncoderVectors(Output):
         firsts = firsts + 1 if results.m3 is not None else firsts  # BGE-M3's first token stands for the text
         states = step.hidden.index_select(0, self._tokens(firsts, ends))
         return PooledResult.of(listed, (ends - firsts).tolist(), results.of_tokens(states, kind))
+
+    def _of_query(
+        self, step: Computed, rows: np.ndarray, firsts: np.ndarray, ends: np.ndarray, query: LateQuery, prefill: np.ndarray
+    ) -> PooledResult:
+        """The scores of documents that are compared with a query. firsts, ends: tokens of the step."""
+        kind = PoolRow.of_word(int(prefill["num_prompt_logprobs"][query.rows[0]]))
+        tokens = self._tokens(firsts, ends)
+        vectors = self._results.of_tokens(step.hidden.index_select(0, tokens), kind)
+        of_query = torch.from_numpy(query.vectors.reshape(-1, vectors.shape[1])).to(self._device)
+        kept = None
+        if self._skipped is not None:
+            kept = ~torch.isin(step.buffers.input_ids.index_select(0, tokens), self._skipped)
+        scores = maxsim(vectors, ends - firsts, kept, of_query)
+        return PooledResult.of(rows.tolist(), [VECTOR] * len(rows), scores)
 
     def _tokens(self, firsts: np.ndarray, ends: np.ndarray) -> torch.Tensor:
         """int64: all tokens of these spans."""

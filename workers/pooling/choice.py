@@ -217,7 +217,7 @@ def _pooler(config: Json, default: PoolingType, use: bool) -> tuple[PoolingType,
     if str(config.get("tok_pooling_type") or "ALL").upper() != "ALL":
         raise ModelConfigError("--pooler-config: tok_pooling_type is ALL")
     found = str(config.get("seq_pooling_type") or config.get("pooling_type") or default).upper()
-    for known in _TYPES:
+    for known in (*_TYPES, default):
         if found == known:
             flags = [config[name] for name in _USES if config.get(name) is not None]
             if not all(isinstance(value, bool) for value in flags):

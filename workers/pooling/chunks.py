@@ -1,7 +1,9 @@
 """ChunkPooler: one hidden state for each row of a decoder's step; a prompt may come in chunks.
 
 LAST takes the last token's state. MEAN sums a chunk's states in float32 onto what earlier chunks have left in the row's slot.
-CLS keeps the first token's there. A row's sum is formed in the order of its tokens, whichever rows share the step.
+CLS keeps the first token's there, and MAX the greatest element of all tokens so far. WEIGHTED_MEAN weighs a token by its place,
+1, 2, ...; SQRT_MEAN divides a sum by the root of the number of tokens. A row's sum is formed in the order of its tokens,
+whichever rows share the step.
 """
 
 from typing import NamedTuple
@@ -34,6 +36,11 @@ class Chunks(NamedTuple):
         index = torch.from_numpy(np.stack([rows, within]).astype(np.int64)).to(query_start.device)
         return query_start.index_select(0, index[0]).long() + index[1]
 
+    def weights(self) -> np.ndarray:
+        """float32 [all tokens of these chunks]: each token's place in its prompt, from 1 on."""
+        within = np.arange(int(self.lengths.sum())) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
+        return (within + np.repeat(self.starts, self.lengths) + 1).astype(np.float32)
+
 
 class ChunkPooler:
     """num_slots: with the dummy."""
@@ -65,7 +72,23 @@ class ChunkPooler:
             return states
         states = hidden.index_select(0, chunks.tokens(buffers.query_start)).float()
         lengths = torch.from_numpy(chunks.lengths.astype(np.int64)).to(device)
+        if self._type == "MAX":
+            greatest = torch.segment_reduce(states, "max", lengths=lengths)
+            greatest = torch.where(begins, greatest, torch.maximum(greatest, kept))
+            self._kept.index_copy_(0, slots, greatest)
+            return greatest
+        if self._type == "WEIGHTED_MEAN":
+            states *= torch.from_numpy(chunks.weights()).to(device)[:, None]
         sums = torch.segment_reduce(states, "sum", lengths=lengths) + torch.where(begins, 0.0, kept)
         self._kept.index_copy_(0, slots, sums)
-        counts = torch.from_numpy((chunks.starts + chunks.lengths).astype(np.float32)).to(device)
-        return sums / counts[:, None]
+        return sums / torch.from_numpy(self._divisors(chunks)).to(device)[:, None]
+
+    def _divisors(self, chunks: Chunks) -> np.ndarray:
+        """float32 [n]: what the sums of rows are divided by."""
+        counts = (chunks.starts + chunks.lengths).astype(np.float32)
+        match self._type:
+            case "WEIGHTED_MEAN":
+                return counts * (counts + 1) / 2
+            case "SQRT_MEAN":
+                return np.sqrt(counts)
+        return counts

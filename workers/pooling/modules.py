@@ -1,6 +1,6 @@
 """A decoder's pooling as sentence-transformers writes it beside config.json: modules.json, the folder of its pooling, prompts.
 
-Read are a Transformer, one Pooling (cls, mean or last token), Dense layers and Normalize, in this order; all else is refused
+Read are a Transformer, one Pooling of one mode, Dense layers and Normalize, in this order; all else is refused
 by name.
 """
 
@@ -17,8 +17,13 @@ _MODES: dict[str, PoolingType] = {
     "pooling_mode_cls_token": "CLS",
     "pooling_mode_mean_tokens": "MEAN",
     "pooling_mode_lasttoken": "LAST",
+    "pooling_mode_max_tokens": "MAX",
+    "pooling_mode_weightedmean_tokens": "WEIGHTED_MEAN",
+    "pooling_mode_mean_sqrt_len_tokens": "SQRT_MEAN",
 }
-_NAMES: dict[str, PoolingType] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+_NAMES: dict[str, PoolingType] = {
+    name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token"): kind for name, kind in _MODES.items()
+} | {"mean_sqrt_len_tokens": "SQRT_MEAN"}
 
 
 class Modules(NamedTuple):

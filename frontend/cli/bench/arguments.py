@@ -4,6 +4,7 @@ import argparse
 import sys
 from typing import Any
 
+from quire.frontend.cli.bench.backends import PATHS, POOLING
 from quire.frontend.cli.vllm_compat import without_vllms
 from quire.ipc.config import add_engine_arguments
 from quire.ipc.process.command import CommandParser
@@ -38,9 +39,10 @@ def _add_serve(parser: CommandParser) -> None:
     server.add_argument(
         "--backend",
         "--endpoint-type",
-        choices=["openai", "openai-chat", "vllm", "quire"],
+        choices=list(PATHS),
         default="openai",
-        help="openai-chat: chats; the others: completions (default: %(default)s)",
+        help="openai-chat: chats; openai-embeddings, openai-embeddings-chat, infinity-embeddings, vllm-pooling and "
+        "vllm-rerank: vectors and scores; the others: completions (default: %(default)s)",
     )
     server.add_argument("--base-url", "--url", help="address of the server (default: made of --host and --port)")
     server.add_argument("--host", default="127.0.0.1", help="host of the server (default: %(default)s)")
@@ -58,7 +60,20 @@ def _add_serve(parser: CommandParser) -> None:
     server.add_argument(
         "--header", type=_pair, nargs="*", default=[], metavar="NAME=VALUE", help="more headers (default: none)"
     )
-    _add_dataset(parser.add_argument_group("prompts"))
+    prompts = parser.add_argument_group("prompts")
+    _add_dataset(prompts)
+    prompts.add_argument(
+        "--random-batch-size",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="random texts of a request for vectors, or documents of one for scores (default: 1)",
+    )
+    prompts.add_argument(
+        "--no-reranker",
+        action="store_true",
+        help="random-rerank for a model that embeds: the query is as long as a document",
+    )
     load = parser.add_argument_group("load")
     load.add_argument("--request-rate", type=_positive, default=float("inf"), help="requests a second (default: inf: at once)")
     load.add_argument("--burstiness", type=_positive, default=1.0, help="1: Poisson arrivals; below 1: burstier (default: 1)")
@@ -83,10 +98,10 @@ def _add_dataset(group: Any) -> None:
     )
     group.add_argument(
         "--dataset-name",
-        choices=["random", "random-mm", "sharegpt", "custom"],
+        choices=["random", "random-mm", "random-rerank", "sharegpt", "custom"],
         default="random",
-        help="random tokens, the same with images (chats alone), a ShareGPT file, or JSON lines with a prompt each "
-        "(default: %(default)s)",
+        help="random tokens, the same with images (chats alone), random queries with documents (vllm-rerank alone), a "
+        "ShareGPT file, or JSON lines with a prompt each (default: %(default)s)",
     )
     group.add_argument("--dataset-path", metavar="FILE", help="file of the dataset, for sharegpt and custom (default: none)")
     group.add_argument(
@@ -122,9 +137,8 @@ def _add_results(group: Any) -> None:
     group.add_argument(
         "--percentile-metrics",
         type=_metrics,
-        default=["ttft", "tpot", "itl"],
         metavar="LIST",
-        help="some of ttft, tpot, itl, e2el (default: ttft,tpot,itl)",
+        help="some of ttft, tpot, itl, e2el (default: ttft,tpot,itl; of vectors and scores e2el)",
     )
     group.add_argument(
         "--metric-percentiles",
@@ -264,6 +278,9 @@ def _serve(args: argparse.Namespace) -> int:
     from quire.frontend.cli.bench.serve import bench_serve
 
     _check(args)
+    _check_pooling(args)
+    if args.percentile_metrics is None:
+        args.percentile_metrics = ["e2el"] if args.backend in POOLING else ["ttft", "tpot", "itl"]
     _say_notes(args)
     return bench_serve(args)
 
@@ -290,3 +307,14 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.error("--dataset-name random-mm is for `bench serve --backend openai-chat`: images are parts of messages")
     if not name.startswith("random") and args.dataset_path is None:
         args.parser.error(f"--dataset-name {args.dataset_name} needs --dataset-path")
+    if name == "random-rerank" and getattr(args, "backend", None) != "vllm-rerank":
+        args.parser.error("--dataset-name random-rerank is for `bench serve --backend vllm-rerank`: a query with documents")
+
+
+def _check_pooling(args: argparse.Namespace) -> None:
+    if args.backend == "vllm-rerank" and args.dataset_name != "random-rerank":
+        args.parser.error("--backend vllm-rerank needs --dataset-name random-rerank: queries with documents")
+    if args.no_reranker and args.dataset_name != "random-rerank":
+        args.parser.error("--no-reranker is for --dataset-name random-rerank")
+    if args.random_batch_size > 1 and (args.backend not in POOLING or args.backend == "openai-embeddings-chat"):
+        args.parser.error(f"--random-batch-size is for vectors and scores, not for --backend {args.backend}")

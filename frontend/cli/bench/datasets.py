@@ -20,9 +20,10 @@ class DatasetError(ValueError):
 
 
 class Request(NamedTuple):
-    """images: data: URLs, which a chat has before its text."""
+    """prompt: a text or token ids; a list of these where one request holds several. images: data: URLs, which a chat has
+    before its text."""
 
-    prompt: str | list[int]
+    prompt: Any
     prompt_len: int
     output_len: int
     images: tuple[str, ...] = ()

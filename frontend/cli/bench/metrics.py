@@ -117,21 +117,21 @@ def _peaks(good: Sequence[Result]) -> tuple[float, int]:
 
 def report(found: dict[str, Any], metrics: Sequence[str], percentiles: Sequence[float]) -> str:
     """The figures as text, under vLLM's names."""
-    rows: list[tuple[str, Any]] = [
-        ("Successful requests:", found["completed"]),
-        ("Failed requests:", found["failed"]),
-        ("Refused requests:", found["refused"]),
-        ("Benchmark duration (s):", found["duration"]),
-        ("Total input tokens:", found["total_input_tokens"]),
-        ("Total generated tokens:", found["total_output_tokens"]),
-        ("Request throughput (req/s):", found["request_throughput"]),
-        ("Output token throughput (tok/s):", found["output_throughput"]),
-        ("Peak output token throughput (tok/s):", found["max_output_tokens_per_s"]),
-        ("Peak concurrent requests:", found["max_concurrent_requests"]),
-        ("Total token throughput (tok/s):", found["total_token_throughput"]),
+    named = [
+        ("Successful requests:", "completed"),
+        ("Failed requests:", "failed"),
+        ("Refused requests:", "refused"),
+        ("Benchmark duration (s):", "duration"),
+        ("Total input tokens:", "total_input_tokens"),
+        ("Total generated tokens:", "total_output_tokens"),
+        ("Request throughput (req/s):", "request_throughput"),
+        ("Request goodput (req/s):", "request_goodput"),
+        ("Output token throughput (tok/s):", "output_throughput"),
+        ("Peak output token throughput (tok/s):", "max_output_tokens_per_s"),
+        ("Peak concurrent requests:", "max_concurrent_requests"),
+        ("Total token throughput (tok/s):", "total_token_throughput"),
     ]
-    if found["request_goodput"] is not None:
-        rows.insert(7, ("Request goodput (req/s):", found["request_goodput"]))
+    rows = [(title, found[name]) for title, name in named if found.get(name) is not None]
     lines = [f"{'quire bench serve':=^50}", *map(_line, rows)]
     for name in metrics:
         short = name.upper()

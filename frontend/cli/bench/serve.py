@@ -22,7 +22,8 @@ import uvloop
 
 from quire.frontend.cli.api_address import ChatError, NotReadyError
 from quire.frontend.cli.api_client import ChatServer, api_key_of
-from quire.frontend.cli.bench import datasets
+from quire.frontend.cli.bench import datasets, pooling
+from quire.frontend.cli.bench.backends import CHAT, PATHS, POOLING
 from quire.frontend.cli.bench.datasets import DatasetError, Request
 from quire.frontend.cli.bench.drafts import ServerCounts, figures
 from quire.frontend.cli.bench.metrics import Result, outcome, report, summary
@@ -32,11 +33,9 @@ from quire.frontend.cli.bench.sse_client import Connections, Target, clock
 from quire.ipc.messages.stats import SpeculationStats
 from quire.ipc.sampling import BOUNDS
 
-CHAT = "openai-chat"
 ASK_AGAIN_S = 1.0  # while a server is not ready yet
 _DATE = "%Y%m%d-%H%M%S"
 _SAMPLING = [name for name in BOUNDS if name != "seed"]  # those with a flag are sent; --seed is that of prompts and times
-PATHS = {"openai": "/v1/completions", "vllm": "/v1/completions", "quire": "/v1/completions", CHAT: "/v1/chat/completions"}
 
 
 class Load:
@@ -81,6 +80,8 @@ class Load:
 
     async def ask(self, request: Request) -> Result:
         begin, data = clock(), self._target.request(self._body(request))
+        if self._args.backend in POOLING:
+            return await self._ask_for_numbers(request, begin, data)
         answer = await self._connections.ask(data, self._args.timeout_s, keep_texts=self._args.save_detailed)
         num_out = answer.output_tokens or len(answer.gaps) + 1
         return Result(
@@ -88,8 +89,21 @@ class Load:
             0 if answer.error else num_out, answer.error, "".join(answer.texts or []),
         )  # fmt: skip
 
+    async def _ask_for_numbers(self, request: Request, begin: float, data: bytes) -> Result:
+        answer = await self._connections.ask(data, self._args.timeout_s, is_whole=True)
+        count, error = 0, answer.error
+        if not error and self._args.extra_body.get("encoding_format") not in ("bytes", "bytes_only"):
+            try:
+                count = pooling.prompt_tokens(answer.body)
+            except ValueError as wrong:
+                error = f"the answer cannot be read: {wrong}"
+        return Result(begin, answer.first, answer.end, [], count or request.prompt_len, 0, error)
+
     def _body(self, request: Request) -> bytes:
         args = self._args
+        if args.backend in POOLING:
+            fields = {"model": self._chance.choice(self._models), **pooling.fields_of(args.backend, request)}
+            return json.dumps({**fields, **args.extra_body}).encode()
         sampling = {name: getattr(args, name, None) for name in _SAMPLING}
         body: dict[str, Any] = {
             "model": self._chance.choice(self._models),
@@ -133,15 +147,19 @@ def requests_of(args: argparse.Namespace, as_words: bool = False) -> list[Reques
         case "custom":
             output_len = args.output_len if args.output_len is not None else 256
             return datasets.custom_requests(args.dataset_path, args.num_prompts, output_len, tokenizer)
+    input_len = args.input_len if args.input_len is not None else 1024
+    options = {
+        "range_ratio": args.random_range_ratio,
+        "prefix_len": args.random_prefix_len,
+        "seed": args.seed,
+        "tokenizer": tokenizer,
+        "as_words": as_words,
+    }
+    if args.dataset_name == "random-rerank":
+        size, is_reranker = args.random_batch_size, not args.no_reranker
+        return pooling.random_pairs(args.num_prompts, input_len, size, is_reranker, **options)
     requests = datasets.random_requests(
-        args.num_prompts,
-        args.input_len if args.input_len is not None else 1024,
-        args.output_len if args.output_len is not None else 128,
-        range_ratio=args.random_range_ratio,
-        prefix_len=args.random_prefix_len,
-        seed=args.seed,
-        tokenizer=tokenizer,
-        as_words=as_words,
+        args.num_prompts, input_len, args.output_len if args.output_len is not None else 128, **options
     )
     if args.dataset_name == "random-mm":
         width, height = args.random_mm_image_size
@@ -156,7 +174,8 @@ def bench_serve(args: argparse.Namespace) -> int:
     begin = datetime.now()
     try:
         model = args.served_model_name or args.model or _first_model(args, url, ready_by)
-        requests = requests_of(args, as_words=args.backend == CHAT)
+        requests = requests_of(args, as_words=args.backend in (CHAT, *pooling.WORDS))
+        requests = pooling.batched(requests, args.random_batch_size) if args.dataset_name == "random" else requests
         path = "/" + (args.endpoint or PATHS[args.backend]).removeprefix("/")
         target = Target.of(url, path, api_key_of(args))._replace(headers=tuple(args.header))
         server = ChatServer(url, api_key_of(args), args.header)
@@ -176,12 +195,14 @@ def _tell(args: argparse.Namespace, measured: "Measured", model: str, begin: dat
     results = measured.results
     found = summary(results, measured.seconds, args.percentile_metrics, args.metric_percentiles, args.goodput)
     found |= figures(measured.drafts)
+    if args.backend in POOLING:
+        found = {name: value for name, value in found.items() if name not in pooling.OF_OUTPUT}
     print(report(found, args.percentile_metrics, args.metric_percentiles))
     for reason in sorted({r.error for r in results if r.error})[:5]:
         print(f"failed: {reason}", file=sys.stderr)
     if measured.interrupted:
         unsaved = "; nothing is saved" if file is not None else ""
-        print(f"interrupted: figures of {len(results)} requests, of {args.num_prompts}{unsaved}", file=sys.stderr)
+        print(f"interrupted: figures of {len(results)} requests, of {measured.asked}{unsaved}", file=sys.stderr)
         return 130
     if file is not None:
         file.write_text(json.dumps(_contents(args, begin, model, found, results)))
@@ -210,6 +231,7 @@ class Measured(NamedTuple):
     problem: str = ""
     interrupted: bool = False
     drafts: SpeculationStats | None = None
+    asked: int = 0
 
 
 async def _measure(
@@ -231,7 +253,7 @@ async def _measure(
         load = Load(target, args, model, progress)
         results, seconds = await load.run(requests, due)
         await load.close()
-    return Measured(results, seconds, interrupted=load.interrupted, drafts=counts.since())
+    return Measured(results, seconds, interrupted=load.interrupted, drafts=counts.since(), asked=len(requests))
 
 
 async def _first(load: Load, request: Request, ready_by: float) -> Result:

@@ -307,8 +307,9 @@ class Connections:
         """Open another connection, for a later request. Raises OSError."""
         self._idle.append(await Connection.open(self._target))
 
-    async def ask(self, data: bytes, timeout_s: float, *, keep_texts: bool = False) -> Answer:
-        """The answer to a request (Target.request); a failure is in its `error`."""
+    async def ask(self, data: bytes, timeout_s: float, *, keep_texts: bool = False, is_whole: bool = False) -> Answer:
+        """The answer to a request (Target.request); a failure is in its `error`. is_whole: the answer is no stream: its `body`
+        has come when the request ends."""
         answer, connection = Answer(clock()), None
         try:
             async with asyncio.timeout(timeout_s):
@@ -316,6 +317,8 @@ class Connections:
                 answer, done = connection.send(data)
                 answer.texts = [] if keep_texts else None
                 await done
+                if is_whole:
+                    answer.first = answer.end = clock()
         except TimeoutError:
             answer.error = f"no end after {timeout_s:g} s"
         except OSError as error:

@@ -38,6 +38,14 @@ REQUIREMENTS = {
     "ollama": "ollama==0.6.3",
     "smolagents": "smolagents[openai]==1.26.0",
 }
+# The same of vectors and rankings (run_embedders.py); a script is embed_NAME.py.
+EMBEDDERS = {
+    "embed-cohere": "cohere==7.3.1",
+    "embed-langchain": "langchain-openai==1.7.4 langchain-huggingface==1.2.3 numpy",
+    "embed-llama-index": "llama-index-core==0.14.25 llama-index-embeddings-openai-like==0.4.0 "
+    "llama-index-embeddings-text-embeddings-inference==0.6.0 llama-index-postprocessor-tei-rerank==0.6.0",
+    "embed-haystack": "haystack-ai==3.4.1 huggingface-api-haystack==3.1.0",
+}
 
 
 def _run(*words: str | Path, **options: object) -> None:
@@ -64,13 +72,18 @@ def tools() -> Path:
     return folder / "bin"
 
 
+def wanted_of(name: str) -> str:
+    """The packages of a client, with versions."""
+    return {**REQUIREMENTS, **EMBEDDERS}[name]
+
+
 def python_of(name: str) -> Path:
     """The interpreter that has the client."""
-    folder, wanted = BUILD / name, f"{REQUIREMENTS[name]}\n{NEWEST}\n"
+    folder, wanted = BUILD / name, f"{wanted_of(name)}\n{NEWEST}\n"
     python = folder / "bin" / "python"
     if not _kept(folder, wanted):
         _run(sys.executable, "-m", "venv", "--without-pip", folder)
-        words = ["pip", "install", "--quiet", "--exclude-newer", NEWEST, "--python", python, *REQUIREMENTS[name].split()]
+        words = ["pip", "install", "--quiet", "--exclude-newer", NEWEST, "--python", python, *wanted_of(name).split()]
         _run(tools() / "uv", *words, env={**os.environ, "UV_CACHE_DIR": str(BUILD / "uv-cache")})
         (folder / ".installed").write_text(wanted)
     return python

@@ -74,12 +74,12 @@ def script_of(name: str) -> list[Path]:
     return [installed.python_of(name), installed.HERE / f"{script}.py"]
 
 
-def ask_script(words: list[Path], url: str) -> dict[str, Any]:
-    """What the client found, which is the script's last line."""
+def ask_script(words: list[Path], url: str, *more: str) -> dict[str, Any]:
+    """What the client found, which is the script's last line. more: further arguments of the script."""
     with tempfile.TemporaryDirectory() as home:
         env = {name: value for name, value in os.environ.items() if name in ("PATH", "SSL_CERT_FILE", "LANG")}
         done = subprocess.run(
-            [*map(str, words), url, KEY, MODEL],
+            [*map(str, words), url, KEY, MODEL, *more],
             env={**env, **QUIET, "HOME": home},
             cwd=home,
             stdin=subprocess.DEVNULL,

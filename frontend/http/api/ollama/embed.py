@@ -10,6 +10,7 @@ from quire.frontend.http.api.bodies.schemas import Int64, ShortText
 from quire.frontend.http.api.ollama.request import model_of
 from quire.frontend.http.api.pooling.fields import PromptFields, ids_of, named_prompt, need, prompts_of
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
+from quire.frontend.http.api.pooling.vectors import numbers
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -63,7 +64,7 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, None)), params)
 
     def make() -> bytes:
-        vectors = [vector.tolist() for vector in results.data]
+        vectors = [numbers(vector) for vector in results.data]
         duration = time.perf_counter_ns() - began
         return json_bytes(OllamaEmbedResponse(model, vectors, duration, 0, results.num_prompt_tokens))
 

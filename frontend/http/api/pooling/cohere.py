@@ -11,6 +11,7 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import PromptFields, ids_of, need, prompts_of, refuse
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
+from quire.frontend.http.api.pooling.vectors import numbers
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -75,15 +76,16 @@ async def embed(services: Services, request: Request, response: Response) -> Non
         raise invalid("texts: this field is required", "texts")
     texts = prompts_of(body.texts, "texts")
     _truncation(body)
-    dimensions = {"dimensions": body.output_dimension}
-    params, run = params_of(task="embed", use_activation=True, **dimensions), PoolRun(services, request, body, "embd")
+    names = {"dimensions": "output_dimension"}
+    params = params_of(names, task="embed", use_activation=True, dimensions=body.output_dimension)
+    run = PoolRun(services, request, body, "embd")
     results = await run.pool(await ids_of(services, texts, body, _prompt(info, body.input_type)), params)
     if len(results.data[0]) % 8 and {"binary", "ubinary"} & set(types):
         raise invalid(f"embedding_types: {len(results.data[0])} elements do not fill whole bytes of bits", "embedding_types")
 
     def make() -> bytes:
         vectors = np.stack(results.data)
-        by_type = {name: _as(vectors, name).tolist() for name in dict.fromkeys(types)}
+        by_type = {name: numbers(_as(vectors, name)) for name in dict.fromkeys(types)}
         meta = CohereMeta(BilledUnits(results.num_prompt_tokens))
         return json_bytes(CohereEmbedResponse(run.name, by_type, body.texts or [], meta))
 

@@ -58,7 +58,7 @@ async def pooling(services: Services, request: Request, response: Response) -> N
     if form.is_binary and len(tasks) > 1:
         raise invalid("encoding_format: bytes are those of one task; base64 is possible", "encoding_format")
     which = {"task": tasks[0]} if len(tasks) == 1 else {"tasks": tasks}
-    params = params_of(**which, dimensions=body.dimensions, use_activation=body.uses_activation)
+    params = params_of({"tasks": "task"}, **which, dimensions=body.dimensions, use_activation=body.uses_activation)
     run = PoolRun(services, request, body, "pool")
     before, is_query = prompt_for_tokens(info, body.prompt_name)
     ids = await ids_of_body(services, request, body, before, is_query)

@@ -34,6 +34,8 @@ POOLING_ROUTES: tuple[Route, ...] = (
             RerankResponse, example=_RANK, prompt_field="documents") for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
     Route("POST", "/embed", tei.embed, "Vectors of texts, as text-embeddings-inference has them", "pooling",
           tei.TeiEmbedRequest, list[list[float]], example={"inputs": "A set of pages."}, prompt_field="inputs"),
+    Route("POST", "/", tei.root, "As /embed, or as /predict of a classifier", "pooling", tei.TeiEmbedRequest,
+          list[list[float]], example={"inputs": "A set of pages."}, prompt_field="inputs"),
     Route("POST", "/embed_all", tei.embed_all, "The same of each token", "pooling", tei.TeiEmbedRequest,
           list[list[list[float]]], example={"inputs": "A set of pages."}, prompt_field="inputs"),
     Route("POST", "/predict", tei.predict, "Probabilities of labels, as text-embeddings-inference has them", "pooling",

@@ -2,7 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from quire.frontend.client.pooling import Ids, PooledResults, PooledState, pool
@@ -34,10 +36,10 @@ class PoolRun:
             "terms": terms,
             "on_sent": self._sent,
         }
-        self._states: list[PooledState] = []
+        self._states: list[list[PooledState]] = []
 
     def _sent(self, states: list[PooledState]) -> None:
-        self._states = states
+        self._states.append(states)
 
     async def pool(self, ids: Sequence[Ids], params: PoolingParams) -> PooledResults:
         """The prompts' results. Raises ClientErrors."""
@@ -61,7 +63,7 @@ class PoolRun:
 
     def _count(self, reason: str) -> None:
         metrics, now = self._services.metrics, time.time()
-        for state in self._states:
+        for state in chain.from_iterable(self._states):
             metrics.count("request_success", reason)
             metrics.observe("request_prompt_tokens", state.num_prompt_tokens)
             metrics.observe("request_prefill_kv_computed_tokens", state.num_prompt_tokens - sum(state.num_cached))
@@ -69,13 +71,14 @@ class PoolRun:
             metrics.observe("e2e_request_latency_seconds", max(0.0, end - state.metrics.arrival_time))
 
 
-def params_of(**values: Any) -> PoolingParams:
-    """PoolingParams of a body's fields. Raises ApiError 400."""
+def params_of(names: Mapping[str, str] = MappingProxyType({}), **values: Any) -> PoolingParams:
+    """PoolingParams of a body's fields. names: of fields that the body calls otherwise. Raises ApiError 400."""
     try:
         return PoolingParams(**values)
     except ValueError as error:
-        text = str(error)
-        raise invalid(text, text.partition(" ")[0]) from None
+        name, _, rest = str(error).partition(" ")
+        field = names.get(name, name)
+        raise invalid(f"{field} {rest}", field) from None
 
 
 def usage_of(num_tokens: int) -> PoolingUsage:

@@ -1,4 +1,4 @@
-"""The routes of Hugging Face's text-embeddings-inference: /embed, /embed_all, /embed_sparse, /predict, /similarity, /info.
+"""The routes of Hugging Face's text-embeddings-inference: /, /embed, /embed_all, /embed_sparse, /predict, /similarity, /info.
 
 Clients made for such a server work with the address of this one. (Its /rerank is told apart by its body: rerank.py.)
 """
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from quire.frontend.client.turns import in_native_thread
+from quire.frontend.client.scoring import pair_prompts
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.schemas import Int64, ShortText
 from quire.frontend.http.api.errors import invalid
@@ -16,6 +16,7 @@ from quire.frontend.http.api.pooling.fields import (
     Input,
     PromptFields,
     ids_of,
+    kept,
     named_prompt,
     need,
     prompt_for_tokens,
@@ -23,7 +24,7 @@ from quire.frontend.http.api.pooling.fields import (
     refuse,
 )
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
-from quire.frontend.http.api.pooling.vectors import sparse_json
+from quire.frontend.http.api.pooling.vectors import numbers, sparse_json
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -90,7 +91,14 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     _cut(body, body.truncate, body.truncation_direction)
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
     data = results.data
-    await send(response, lambda: json_bytes([vector.tolist() for vector in data]), len(data) * len(data[0]))
+    await send(response, lambda: json_bytes([numbers(vector) for vector in data]), len(data) * len(data[0]))
+
+
+async def root(services: Services, request: Request, response: Response) -> None:
+    """Vectors, or of a classifier the probabilities of labels: Hugging Face's clients ask the address itself."""
+    pooling = services.limits.pooling
+    is_classifier = pooling is not None and "embed" not in pooling.tasks and "classify" in pooling.tasks
+    await (predict if is_classifier else embed)(services, request, response)
 
 
 async def embed_sparse(services: Services, request: Request, response: Response) -> None:
@@ -116,7 +124,7 @@ async def embed_all(services: Services, request: Request, response: Response) ->
     before, is_query = prompt_for_tokens(info, body.prompt_name)
     results = await run.pool(await ids_of(services, prompts, body, before, is_query), params)
     data = results.data
-    await send(response, lambda: json_bytes([rows.tolist() for rows in data]), sum(rows.size for rows in data))
+    await send(response, lambda: json_bytes([numbers(rows) for rows in data]), sum(rows.size for rows in data))
 
 
 async def predict(services: Services, request: Request, response: Response) -> None:
@@ -130,7 +138,7 @@ async def predict(services: Services, request: Request, response: Response) -> N
     singles = [sequence[0] for sequence in sequences if len(sequence) == 1]
     pairs = [(sequence[0], sequence[1]) for sequence in sequences if len(sequence) == 2]
     of_singles = iter(await ids_of(services, singles, body) if singles else ())
-    of_pairs = iter(await in_native_thread(services.client.tokenizer.encode_pairs, pairs) if pairs else ())
+    of_pairs = iter(await pair_prompts(services.client, pairs, keep=kept(body)) if pairs else ())
     ids = [next(of_pairs if len(sequence) == 2 else of_singles) for sequence in sequences]
     results = await run.pool(ids, params)
 
@@ -175,8 +183,8 @@ async def info(services: Services, request: Request, response: Response) -> None
         of_labels = {"id2label": labels, "label2id": {label: int(i) for i, label in labels.items()}}
         kind = {"reranker" if len(labels) == 1 else "classifier": of_labels}
     elif pooling is not None:
-        names = {"LAST": "last_token", "MEAN": "mean", "CLS": "cls"}
-        kind = {"embedding": {"pooling": names[pooling.pooling_type]}}
+        names = {"LAST": "last_token"}
+        kind = {"embedding": {"pooling": names.get(pooling.pooling_type, pooling.pooling_type.lower())}}
     about = {
         "model_id": name,
         "model_sha": None,

@@ -5,15 +5,28 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from quire.frontend.http.api.errors import invalid
+from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Response
 
 FORMATS = ("float", "base64", "bytes", "bytes_only")
 DTYPES = ("float32", "float16", "bfloat16")
 ENDIANNESS = ("native", "big", "little")
 OCTETS = b"application/octet-stream"
+
+
+def numbers(data: np.ndarray) -> Any:
+    """An array's numbers, rows as lists, to put into an answer: JSON already, typed as what a client reads there.
+
+    Each row is encoded by itself: a thread that encodes millions of numbers at once keeps the interpreter's lock meanwhile, and
+    the event loop waits for it.
+    """
+    if data.ndim == 1:
+        return msgspec.Raw(json_bytes(data.tolist()))
+    return msgspec.Raw(b"[%b]" % b",".join([json_bytes(row.tolist()) for row in data]))
 
 
 def sparse_json(data: np.ndarray) -> list[dict[str, float]]:
@@ -56,7 +69,7 @@ class VectorFormat:
         """A result of a task as a value in JSON: a list, or base64."""
         if self.encoding == "base64":
             return base64.b64encode(self.octets(data)).decode()
-        return sparse_json(data) if task == "embed_sparse" else data.tolist()
+        return sparse_json(data) if task == "embed_sparse" else numbers(data)
 
     def send_binary(self, response: Response, data: Sequence[np.ndarray], about: dict[str, Any]) -> None:
         """All results' bytes; about: what the header `metadata` says besides where each is, unless they are bytes_only."""
