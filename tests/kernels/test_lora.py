@@ -1,5 +1,7 @@
 """Kernels of LoRA adapters: the schedule against a plain loop, the products against torch and against each token alone."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -174,3 +176,33 @@ def test_only_halves_are_gate_and_up():
         return weights_of([[1] * len(sizes)], sizes, 4).is_gate_up
 
     assert of(6) and of(3, 3) and not of(2, 4) and not of(2, 2, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 9, 64, 300, 4097])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gpu_products_equal_the_reference(tokens, dtype):
+    from quire.kernels.lora import products, schedule
+
+    generator, device = torch.Generator().manual_seed(tokens), torch.device("cuda")
+    ranks = [[8, 0], [1, 1], [24, 17], [2, 16], [32, 9]]
+    weights = weights_of(ranks, (104, 104), 1300, dtype)
+    ids = torch.randint(-1, SLOTS, (tokens,), generator=generator, dtype=torch.int32)
+    x, y = torch.randn(tokens, 1300, generator=generator).to(dtype), torch.randn(tokens, 208, generator=generator).to(dtype)
+    want = lora_reference.add_lora(x, y.clone(), weights, lora_reference.groups_of(ids.numpy()))
+    gated = torch.nn.functional.silu(want[:, :104].float()) * want[:, 104:].float()
+    on_device = {name: getattr(weights, name).to(device) for name in ("a", "b", "ranks", "scales", "blocks")}
+    weights = dataclasses.replace(weights, **on_device)
+    into, x, y = LoraSchedule.allocate(tokens, SLOTS, device), x.to(device), y.to(device)
+    into.ids[0] = ids.to(device)
+    schedule.group(into, tokens, SLOTS)
+    share = 1e-5 if dtype == torch.float32 else 0.02  # of the largest value
+
+    def assert_close(got, want):
+        assert (got.float().cpu() - want.float()).abs().max() <= share * want.float().abs().max()
+
+    for _ in range(2):  # the first leaves the counters as the second needs them
+        h = products.shrink(x, weights, into, 0)
+        assert_close(products.expand_gated(h, y, weights, into, 0), gated)
+        assert_close(products.add_lora(x, y.clone(), weights, into, 0), want)
+        assert_close(products.expand(h, y.float().clone(), weights, into, 0), want)  # as a partial sum
