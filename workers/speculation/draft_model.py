@@ -113,7 +113,10 @@ class DraftModelDrafter(Drafter):
         decode_rows = None if some.mixed else rows
         self._attention.begin(own, inputs, tokens, rows, decode_rows, windows=True, has_more_tokens=True)
         context = step_context(self._attention.attend, inputs, tokens, rows, decode_rows)
-        hidden = self._draft.model(inputs.input_ids[:tokens], context, inputs.logits_indices[:rows])
+        given = inputs.input_ids[:tokens], context, inputs.logits_indices[:rows]
+        if not some.depth:
+            return self._draft.write(*given)
+        hidden = self._draft.model(*given)
         for place in range(some.depth):
             drawn = self._draw(hidden, tables, place, some.kind)
             at = (tables, self.state, inputs, self._group, drawn, place, rows)

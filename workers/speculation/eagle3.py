@@ -12,6 +12,7 @@ so its entry is hidden from all others (the window of -1 in the layer's attentio
 
 from collections.abc import Iterator
 from functools import partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -79,12 +80,19 @@ class Eagle3Block(Module):
         self, embedded: torch.Tensor, feature: torch.Tensor, context: StepContext, logits_indices: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(output, residual), not yet added; with logits_indices, of these tokens only."""
-        normed = self.hidden_norm(feature)
-        qkv = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedded), normed), 1))
-        attended, residual = context.attend(0, qkv, None, None), normed if self._norm_before_residual else feature
+        attended, normed = self.attend(embedded, feature, context)
+        residual = normed if self._norm_before_residual else feature
         if logits_indices is not None:
             attended, residual = attended.index_select(0, logits_indices), residual.index_select(0, logits_indices)
         return self.mlp(self.self_attn.o_proj.split_k(attended), residual, self.post_attention_layernorm)
+
+    def attend(
+        self, embedded: torch.Tensor, feature: torch.Tensor, context: StepContext
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """(attention's output, the feature's norm); the cache gets the entries."""
+        normed = self.hidden_norm(feature)
+        qkv = self.self_attn.qkv_proj(torch.cat((self.input_layernorm(embedded), normed), 1))
+        return context.attend(0, qkv, None, None), normed
 
 
 class Eagle3Model(Module):
@@ -154,6 +162,11 @@ class Eagle3Head(Head):
         hidden = self.model.norm.add(x, residual)
         self.given = hidden if self._norm_output else residual
         return hidden
+
+    def write(self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor) -> None:
+        """Without what lies behind attention, which reads most of the layer's weights."""
+        block = cast(Eagle3Block, self.model.layers[0])
+        block.attend(self.model.embed_tokens(input_ids), self.given, context)
 
     def compute_logits(self, hidden_rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of all of the target's ids, -inf for those that the head does not know, on every rank."""

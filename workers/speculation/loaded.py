@@ -25,6 +25,7 @@ from quire.workers.models.config import ModelConfig, ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.family_table import read_model_config
 from quire.workers.models.language_model import LanguageModel
+from quire.workers.models.step_context import StepContext
 from quire.workers.models.taps import tap, tap_end
 from quire.workers.parallel import Parallel
 from quire.workers.speculation.eagle3 import Eagle3Head
@@ -56,6 +57,11 @@ class DraftModel:
         """The inputs of a pass behind a step are built: make of the step what a head reads, by Features.before."""
         if self.features is not None:
             cast(Head, self.model).given = self.features.before(tables, step, inputs, *sizes)
+
+    def write(self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor) -> None:
+        """A forward of a pass that drafts nothing, for the entries that the cache gets."""
+        forward = self.model.write if isinstance(self.model, Head) else self.model
+        forward(input_ids, context, logits_indices)
 
     def load(self, engine: ResolvedEngineConfig, device: torch.device, *, progress: bool) -> None:
         """Fill the parameters: from the folder, or with random numbers. Raises WeightsError."""
