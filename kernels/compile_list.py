@@ -66,7 +66,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
         w8a16_hopper,
         w8a16_row,
     )
-    from quire.kernels.lora import products, schedule  # noqa: F401
+    from quire.kernels.lora import products, rows, schedule  # noqa: F401
     from quire.kernels.persistent import scaled_block  # noqa: F401
     from quire.kernels.pooling import segments  # noqa: F401
     from quire.kernels.recurrent import (  # noqa: F401

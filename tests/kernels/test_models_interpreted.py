@@ -75,6 +75,7 @@ def test_logits_are_transformers(name, monkeypatch):
             query_start=torch.tensor([0] + [end - begin] * (1 + padding), dtype=torch.int32),
             seq_lens=torch.tensor([end] + [0] * padding, dtype=torch.int32),
             num_decode_rows=torch.zeros(1, dtype=torch.int32),
+            sees_ahead=False,
         )
         decode_rows = 1 + padding if begin >= PROMPT else 0
         tables = types.SimpleNamespace(block_table=table)

@@ -44,7 +44,8 @@ class Loop:
         self.signals = 0
         device = SimpleNamespace(signal=self._signal, waited_s=lambda: waits_s)
         captures = {"capture_ahead": self._capture, "capture_masked_sampling_graph": lambda: None}
-        runner = SimpleNamespace(step=self._step, device=device, pipeline=pipeline, **captures)
+        model = SimpleNamespace(items=None)
+        runner = SimpleNamespace(step=self._step, device=device, model=model, pipeline=pipeline, **captures)
         loop._serve(runner)
 
     def _read(self, timeout_s, spin_s):

@@ -42,7 +42,8 @@ def events_of(records: str, monkeypatch: pytest.MonkeyPatch, ring: object = "a r
     loop.link = SimpleNamespace(send=lambda message: events.append(f"sends {message.step}"))
     loop.profiler, loop.reader = SimpleNamespace(is_active=False), SimpleNamespace(read=read)
     idle = {"capture_ahead": lambda: False, "capture_masked_sampling_graph": lambda: None, "pipeline": None}
-    loop._serve(SimpleNamespace(step=step, device=SimpleNamespace(signal=lambda: None, waited_s=lambda: 0.0), **idle))
+    device, model = SimpleNamespace(signal=lambda: None, waited_s=lambda: 0.0), SimpleNamespace(items=None)
+    loop._serve(SimpleNamespace(step=step, device=device, model=model, **idle))
     return events
 
 

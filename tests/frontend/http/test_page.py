@@ -33,7 +33,7 @@ def test_the_page_needs_no_key_and_runs_nothing_but_itself():
         assert (await api.ask("GET", "/?model=x")).status == 200
         for path in ("/page/", "/page/index.html", "/page/../app.py", "/page/nope.js", "/page/main.js/"):
             assert (await api.ask("GET", path)).status == 401
-        assert (await api.ask("POST", "/", {}, {"Authorization": "Bearer k"})).status == 405
+        assert (await api.ask("PUT", "/", {}, {"Authorization": "Bearer k"})).status == 405
         assert (await api.ask("GET", "/v1/models")).status == 401
 
     asyncio.run(main())
