@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 FIELD = "mm_processor_kwargs"
 _EDGES = ("shortest_edge", "longest_edge")
+MAX_PATCHES = 256  # the processor tries all ways to lay them out
 
 
 def checked(given: Any, family: Family) -> dict[str, Any]:
@@ -42,8 +43,9 @@ def checked(given: Any, family: Family) -> dict[str, Any]:
 
 
 def _check_number(name: str, value: Any) -> None:
-    if type(value) is not int or not 0 < value <= MAX_IMAGE_PIXELS:
-        raise MediaError(f"{name} must be a whole number from 1 to {MAX_IMAGE_PIXELS}", FIELD)
+    most = MAX_PATCHES if name.endswith("_patches") else MAX_IMAGE_PIXELS
+    if type(value) is not int or not 0 < value <= most:
+        raise MediaError(f"{name} must be a whole number from 1 to {most}", FIELD)
 
 
 def trusted(given: Any, media: "Media | None", trusts: bool) -> dict[str, Any]:

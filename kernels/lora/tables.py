@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.kernels.tuning.current import current
+
 RANK_STEP = 8  # rows of B are padded to a multiple of it, so that they are read in 16-byte words
 BLOCK_N = 128  # outputs of one program of `expand`
 
@@ -134,11 +136,12 @@ LARGE_TILE = 64
 
 def by_rows(num_tokens: int, slots: int) -> bool:
     """Whether each token is computed by itself, because tiles of one adapter would be almost empty."""
-    return num_tokens <= 2 * slots
+    return num_tokens <= 2 * slots and not current().fixed_order
 
 
 def is_large(num_tokens: int) -> bool:
-    return num_tokens > SMALL_STEP
+    """Whether a step has tiles and chunks of its own: not where sums have one order whatever the number of rows."""
+    return num_tokens > SMALL_STEP and not current().fixed_order
 
 
 def tile_of(num_tokens: int) -> int:

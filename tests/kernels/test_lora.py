@@ -9,6 +9,9 @@ from quire.ipc.step.sections import SLOT
 from quire.kernels.lora import lora_reference, tables
 from quire.kernels.lora.tables import LoraSchedule, LoraWeights, num_tiles
 from quire.kernels.step.tables import SlotTables, StepBuffers
+from quire.kernels.tuning.current import using
+from quire.kernels.tuning.default import DEFAULT
+from quire.kernels.tuning.fixed import fixed_order
 
 SLOTS = 5
 
@@ -176,6 +179,12 @@ def test_only_halves_are_gate_and_up():
         return weights_of([[1] * len(sizes)], sizes, 4).is_gate_up
 
     assert of(6) and of(3, 3) and not of(2, 4) and not of(2, 2, 2)
+
+
+def test_a_fixed_order_of_sums_has_one_way_for_all_steps():
+    assert tables.by_rows(8, 8) and tables.is_large(5000) and tables.tile_of(5000) != tables.tile_of(20)
+    with using(fixed_order(DEFAULT)):
+        assert not tables.by_rows(8, 8) and not tables.is_large(5000) and tables.tile_of(5000) == tables.tile_of(20)
 
 
 @pytest.mark.gpu

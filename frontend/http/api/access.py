@@ -33,20 +33,27 @@ def access_of(
     allowed_hosts: Iterable[str] = ("*",),
 ) -> "Access":
     """The access to all routes of the server. metrics_open: /metrics needs no key."""
-    open_paths = [route.path.encode() for route in ROUTES.routes if route.is_open]
+    paths = {route.path for route in ROUTES.routes if route.is_open}
+    open_paths = [*(path.encode() for path in paths), *([b"/metrics"] if metrics_open else [])]
+    closed = [(route.method, route.path.encode()) for route in ROUTES.routes if route.path in paths and not route.is_open]
     keys = ApiKeys(api_keys, admin_keys, key_limits)
-    return Access(keys, open_paths=[*open_paths, *([b"/metrics"] if metrics_open else [])], allowed_hosts=allowed_hosts)
+    return Access(keys, open_paths=open_paths, closed=closed, allowed_hosts=allowed_hosts)
 
 
 class Access:
-    """open_paths: need no key. allowed_hosts: names, "*.example.org" for all below one, "*." for names without a dot, "*" for
-    all."""
+    """open_paths: need no key, but for the methods in `closed`. allowed_hosts: names, "*.example.org" for all below one, "*."
+    for names without a dot, "*" for all."""
 
     def __init__(
-        self, keys: ApiKeys | None = None, *, open_paths: Iterable[bytes] = (), allowed_hosts: Iterable[str] = ("*",)
+        self,
+        keys: ApiKeys | None = None,
+        *,
+        open_paths: Iterable[bytes] = (),
+        closed: Iterable[tuple[str, bytes]] = (),
+        allowed_hosts: Iterable[str] = ("*",),
     ) -> None:
         self._keys = keys or ApiKeys()
-        self._open_paths = frozenset(open_paths)
+        self._open_paths, self._closed = frozenset(open_paths), frozenset(closed)
         names = [name.lower().rstrip(".") for name in allowed_hosts]
         self._allows_all = "*" in allowed_hosts
         self._allows_words = "*." in allowed_hosts
@@ -60,7 +67,7 @@ class Access:
 
     def refusal(self, request: Request) -> ApiError | None:
         """Why a request may not come in. Otherwise its owner is set."""
-        if request.path in self._open_paths:
+        if self._is_open(request):
             return None
         owner = self._keys.owner(request.headers)
         if owner is None and self._keys.are_needed:
@@ -69,9 +76,12 @@ class Access:
         request.is_admin = not self._keys.have_admin or self._keys.is_admin(request.owner)
         return None
 
+    def _is_open(self, request: Request) -> bool:
+        return request.path in self._open_paths and (request.method, request.path) not in self._closed
+
     def admin_refusal(self, request: Request, route: Route) -> ApiError | None:
         """Why a request that may come in may not use this route."""
-        if not route.is_admin or not self._keys.have_admin or request.path in self._open_paths:
+        if not route.is_admin or not self._keys.have_admin or self._is_open(request):
             return None
         if not request.owner:
             return _no_key()

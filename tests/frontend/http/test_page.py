@@ -34,6 +34,8 @@ def test_the_page_needs_no_key_and_runs_nothing_but_itself():
         for path in ("/page/", "/page/index.html", "/page/../app.py", "/page/nope.js", "/page/main.js/"):
             assert (await api.ask("GET", path)).status == 401
         assert (await api.ask("PUT", "/", {}, {"Authorization": "Bearer k"})).status == 405
+        assert (await api.ask("POST", "/", {})).status == 401  # a route for vectors, which is not open
+        assert (await api.ask("POST", "/", {}, {"Authorization": "Bearer k"})).status == 400
         assert (await api.ask("GET", "/v1/models")).status == 401
 
     asyncio.run(main())
