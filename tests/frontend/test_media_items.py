@@ -12,6 +12,7 @@ from quire.frontend.client.async_client import AsyncClient
 from quire.frontend.client.media import routing_ids
 from quire.frontend.client.media_data import open_media
 from quire.frontend.client.stream import InvalidRequest
+from quire.frontend.media import families, request_options
 from quire.frontend.media.errors import MediaBusy, MediaError
 from quire.frontend.media.options import MediaOptions
 from quire.frontend.media.sources import Source
@@ -228,3 +229,11 @@ def test_files_of_an_unknown_family_are_an_error():
                     await open_media(client)
 
     asyncio.run(use())
+
+
+def test_patches_have_a_bound_of_their_own():
+    """The processor's time grows with their square."""
+    family = families.Family("t", "t", ("t",), ("max_patches",))
+    assert request_options.checked({"max_patches": 256}, family) == {"max_patches": 256}
+    with pytest.raises(MediaError, match="from 1 to 256"):
+        request_options.checked({"max_patches": 257}, family)
