@@ -274,8 +274,8 @@ class EngineCore:
         return self._without_token.end(step, self.workers.result_ring.samples(*step.size))
 
     def _is_done(self, step: InFlight) -> bool:
-        s = step.scheduled
-        is_ready = self.workers.result_ring.ready(*s.size, step.logprob_rows)
+        s, workers = step.scheduled, self.workers
+        is_ready = workers.result_ring.ready(*s.size, step.logprob_rows) and (not s.has_runs or workers.encoded.has_all(s))
         return is_ready and (not s.side_rows or s.step & STEP_MASK in self._side_results)
 
     def _publish(self, out: StepOutput, logprobs: list[TokenLogprobs]) -> None:

@@ -2,7 +2,9 @@
 
 The worker's rows of the item are zeros, so whatever was computed from them is wrong: the sequences that have read them, those
 that have hit blocks of these sequences since, and the blocks themselves, which the prefix cache must not give to others. The
-item's entry in the encoder cache goes, too: a request that comes later has the item encoded again. Called by requests.py.
+item's entry in the encoder cache goes, too: a request that comes later has the item encoded again. A failure is known before
+the results of the first step that has read the rows are taken (encoded_steps.py), so none of them has been sent. Called by
+requests.py.
 """
 
 import logging

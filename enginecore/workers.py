@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from quire.enginecore.encoded_steps import EncodedSteps
 from quire.enginecore.group_store import GroupStore
 from quire.enginecore.hosts.remote_host import HostFailed
 from quire.enginecore.hosts.remote_ranks import RemoteRanks, no_others
@@ -31,6 +32,7 @@ from quire.ipc.messages.workers import (
     ControlReply,
     ControlRequest,
     ItemFailed,
+    ItemsEncoded,
     SideResults,
     WorkerCommand,
     WorkerFailed,
@@ -89,6 +91,8 @@ class WorkerGroup:
         self._broken = ""  # why masks do not reach the workers
         self.when_ready: list[Callable[[], None]] = []  # called once, when the workers are ready the next time
         self.on_item_failed: Callable[[ItemFailed], None] = lambda message: None
+        engine = template.engine
+        self.encoded = EncodedSteps(engine.tensor_parallel_size, result_depth(engine.pipeline_parallel_size))
         self._last_control = 0
         self._unanswered: dict[int, tuple[set[int], Callable[[ControlReply], None]]] = {}  # by id: ranks, on_reply
 
@@ -174,6 +178,7 @@ class WorkerGroup:
             self.plan_ring.close()
             self.result_ring.close()
         self._link, self.is_ready, self._broken = None, False, ""
+        self.encoded.clear()
         self._give_up_control()
         return from_outside
 
@@ -275,6 +280,8 @@ class WorkerGroup:
                 self._silent.heard(message.rank, message.message, time.monotonic())
             case ItemFailed():
                 self.on_item_failed(message)
+            case ItemsEncoded():
+                self.encoded.heard(message)
             case SideResults():
                 results.append(message)
             case ControlReply():

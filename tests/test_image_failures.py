@@ -3,7 +3,7 @@
 import pytest
 import tiny_wrappers
 import torch
-from media_engine import MediaEngine, image_of, prompt, reference
+from media_engine import MediaEngine, image_of, item_of, prompt, reference, square_of
 
 from quire.enginecore.failed_items import TEXTS, failed_by
 from quire.ipc.messages.workers import ItemFailed
@@ -11,14 +11,24 @@ from quire.ipc.sampling import SamplingParams
 
 TEXT = [5, 81, 300, 17, 222, 4, 99, 410, 37, 51, 6, 7, 8, 144, 290, 333, 21]
 BAD = image_of(3, 5)
-PROMPTS = {
-    "text": [TEXT],
-    "bad": [TEXT, BAD, TEXT[::-1]],
-    "good": [TEXT, image_of(2, 2), TEXT],
-    "bad behind good": [image_of(2, 3), TEXT, BAD],
-    "bad again": [TEXT, BAD, TEXT[::-1], TEXT],
-    "long text": [TEXT * 5],
-}
+AT_RESULTS = 10**6
+BAD_SQUARE = square_of(1)  # for models that take squares
+BAD_DIGESTS = [item_of(image, 0)[0].digest for image in (BAD, BAD_SQUARE)]
+
+
+def prompts_of(bad, good, other):
+    return {
+        "text": [TEXT],
+        "bad": [TEXT, bad, TEXT[::-1]],
+        "good": [TEXT, good, TEXT],
+        "bad behind good": [other, TEXT, bad],
+        "bad again": [TEXT, bad, TEXT[::-1], TEXT],
+        "long text": [TEXT * 5],
+    }
+
+
+PROMPTS = prompts_of(BAD, image_of(2, 2), image_of(2, 3))
+SQUARES = prompts_of(BAD_SQUARE, square_of(2), square_of(3))
 
 
 def breaks(fault):
@@ -35,30 +45,41 @@ def breaks(fault):
 
 
 class FailingEngine(MediaEngine):
-    """late: calls of the scheduler between a failed run and the message about it."""
+    """late: calls of the scheduler between a failed run and the message about it; None: it comes right before the results of
+    the step with the run, the latest time at which the core gets it (encoded_steps.py)."""
 
     def __init__(self, name, fault, late=0, **more):
         super().__init__(tiny_wrappers.wrapped(name), rows=64, **more)
+        self.late = AT_RESULTS if late is None else late
         self.broken, self.failed, self.faults, self._told = True, {}, set(), []
-        self.model.items.guarded.report = lambda number, fault: self._told.append([late, ItemFailed(0, number, fault)])
+        self.model.items.guarded.report = lambda number, fault: self._told.append([self.late, ItemFailed(0, number, fault)])
         encode, schedule = self.model.items.encode, self.scheduler.schedule
 
         def failing(arrived):
             rows = encode(arrived)
-            if self.broken and any(item.item.num_tokens == sum(BAD.runs) for item in arrived):
+            if self.broken and any(item.item.digest in BAD_DIGESTS for item in arrived):
                 return breaks(fault)(rows)
             return rows
 
         def told(now=0.0):
             self.model.items.guarded.settle()  # as a worker does behind each step
-            for waits in list(self._told):
-                waits[0] -= 1
-                if waits[0] < 0:
-                    self._told.remove(waits)
-                    self._fail(waits[1])
+            self._tell(1)
             return schedule(now)
 
         self.model.items.encode, self.scheduler.schedule = failing, told
+
+    def _tell(self, calls):
+        for waits in list(self._told):
+            waits[0] -= calls
+            if waits[0] < 0:
+                self._told.remove(waits)
+                self._fail(waits[1])
+
+    def _results(self, step):
+        if step.has_runs and self.late == AT_RESULTS:
+            self.model.items.guarded.settle()
+            self._tell(AT_RESULTS + 1)
+        return super()._results(step)
 
     def _fail(self, message):
         self.faults.add(message.fault)
@@ -77,7 +98,7 @@ class FailingEngine(MediaEngine):
         return {name: None if id in self.failed else outputs[id << 8] for name, id in ids.items()}
 
 
-@pytest.mark.parametrize("late", [0, 1, 3])
+@pytest.mark.parametrize("late", [0, 1, 3, None])
 @pytest.mark.parametrize("fault", ["memory", "error", "shape", "not_finite"])
 @pytest.mark.parametrize("name", ["qwen3-vl-seen", "qwen3.5-seen"])
 def test_requests_that_need_a_failed_item_end_alone(name, fault, late):
@@ -89,6 +110,37 @@ def test_requests_that_need_a_failed_item_end_alone(name, fault, late):
     engine.broken = False
     assert engine.ask(PROMPTS) == want  # no block, state or row of the failed run is found
     assert engine.ask(PROMPTS) == want
+
+
+@pytest.mark.parametrize("late", [0, 1, 3, None])
+@pytest.mark.parametrize("name", ["gemma3-seen", "gemma3-narrow-seen"])
+def test_nothing_wrong_is_left_in_blocks_that_a_window_has_given_back(name, late):
+    prompts = {**SQUARES, "bad for long": [BAD_SQUARE, *[TEXT] * 5]}
+    want = {key: reference(name, parts, 12) for key, parts in prompts.items()}
+    engine = FailingEngine(name, "memory", late, budget=11, is_whole=True, block_size=4)
+    for key, parts in prompts.items():
+        assert engine.ask({key: parts}) == {key: None if "bad" in key else want[key]}
+    engine.broken = False
+    shorter = {f"{key} to {end}": (key, end) for key in prompts for end in (1, 2)}
+    for _ in range(2):
+        for key, parts in prompts.items():
+            assert engine.ask({key: parts}) == {key: want[key]}
+        for key, end in shorter.values():  # hits what is in the middle of a longer one
+            parts = prompts[key][:end]
+            assert engine.ask({key: parts}) == {key: reference(name, parts, 12)}
+
+
+def test_a_request_of_one_token_fails_with_its_only_step():
+    engine = FailingEngine("qwen3-vl-seen", "memory", late=None)
+    assert engine.ask({"bad": PROMPTS["bad"], "good": PROMPTS["good"]}, count=1)["bad"] is None
+
+
+def test_settling_says_whether_there_was_a_run():
+    engine = MediaEngine(tiny_wrappers.wrapped("qwen3-vl-seen"))
+    settle = engine.model.items.guarded.settle
+    assert not settle()
+    engine.generate([prompt(TEXT, BAD)], SamplingParams(max_tokens=2))
+    assert settle() and not settle()
 
 
 def test_items_of_a_failed_batch_are_encoded_alone():

@@ -27,6 +27,7 @@ from quire.ipc.messages.workers import (
     DumpStacks,
     ForgetAdapter,
     ItemFailed,
+    ItemsEncoded,
     KVGroup,
     LoadAdapter,
     StartProfiler,
@@ -352,8 +353,8 @@ class Worker:
             if words[NUM_MASK_ROWS]:
                 side.send()
             results = runner.step(words, records.masks)
-            if runner.model.items is not None:
-                runner.model.items.guarded.settle()
+            if runner.model.items is not None and runner.model.items.guarded.settle():
+                self.link.send(ItemsEncoded(self.config.rank, step))
             side.send()  # of the step before
             side.add(step, results)
             runner.device.signal()

@@ -218,11 +218,17 @@ class KVManager:
 
     def forget(self, held: SequenceBlocks, num_tokens: int) -> set[int]:
         """What the sequence has computed behind its first `num_tokens` tokens is wrong: none of it can be hit, and none of its
-        blocks will be registered. Returns the blocks, also those that it has given back."""
+        blocks will be registered. Returns the blocks, also those that it has given back. In a group that frees early, nothing
+        says which block of a hash was its own, so any is forgotten and returned."""
         first, held.use_cache = num_tokens // self.block_size, False
-        own = {block for blocks in held.blocks for block in blocks[first:]}
-        gone = [block for block_hash in held.hashes[first:] for block in self.pool.forget(block_hash, own)]
-        for block_hash in held.hashes[first:]:
+        hashes = held.hashes[first:]
+        own = {block for blocks in held.blocks for block in blocks[first:]} - {NULL_BLOCK}
+        gone = {
+            self.pool.forget(group.index, block_hash, frozenset() if group.frees_early else own)
+            for group in self.groups
+            for block_hash in hashes
+        }
+        for block_hash in hashes:
             self.states.forget(block_hash)
         return own.union(gone) - {NULL_BLOCK}
 

@@ -211,16 +211,17 @@ class BlockPool:
         for table in self._by_hash:
             table.clear()
 
-    def forget(self, block_hash: BlockHash, among: Set[int] = frozenset()) -> list[int]:
-        """Blocks of this hash, if they are `among` some, can be hit no longer; returns them. Used ones stay used."""
-        found = [table[block_hash] for table in self._by_hash if block_hash in table]
-        blocks = [block for block in found if not among or block in among]
-        for block in blocks:
-            self._forget(block)
-            if block in self._lru:
-                del self._lru[block]
-                self._free.append(block)
-        return blocks
+    def forget(self, group: int, block_hash: BlockHash, among: Set[int] = frozenset()) -> int:
+        """The group's block of this hash, if it is `among` some (none: any), can be hit no longer; returns it, or the null
+        block. A used one stays used."""
+        block = self._by_hash[group].get(block_hash, 0)
+        if not block or (among and block not in among):
+            return 0
+        self._forget(block)
+        if block in self._lru:
+            del self._lru[block]
+            self._free.append(block)
+        return block
 
     def _forget(self, block: int) -> None:
         group, block_hash = self._hash_of.pop(block)

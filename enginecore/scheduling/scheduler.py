@@ -181,7 +181,7 @@ class Scheduler:
         kinds = self.slots.sampling_kind[rows] if plan.sampling_kind & SAMPLING_CUSTOM else NO_WORDS
         processed = processed_rows(kinds, samples)
         beside = build.side_rows(len(decode)), processed, mask_rows, *build.drafts
-        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, *beside)
+        return plan, ScheduledStep(build.step, rows, samples, build.prefills, plan.num_tokens, *beside, has_runs=plan.has_runs)
 
     def _choose_rows(self, build: PlanBuilder) -> np.ndarray:
         """Put the step's prefill rows into `build`; returns the slots of its decode rows."""

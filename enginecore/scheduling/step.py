@@ -29,6 +29,7 @@ class ScheduledStep:
     draft_tokens: int = 0  # most drafts of all rows
     row_windows: np.ndarray | None = None  # int32 [decode rows], most tokens of each; None if window is 1
     draft_depth: int = 0  # most drafts of a row that a model makes behind it
+    has_runs: bool = False  # items are encoded before it
 
     def has_window(self, rows: np.ndarray) -> np.ndarray:
         """Whether each of these rows may have drafts, bool [n]. rows: int32 [n]."""

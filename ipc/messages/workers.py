@@ -91,6 +91,14 @@ class ItemFailed(Message, tag="item_failed", frozen=True):
     fault: ItemFault
 
 
+class ItemsEncoded(Message, tag="items_encoded", frozen=True):
+    """A rank with an encoder has told of all items that it could not encode for a step: one for each step with runs, behind
+    its ItemFailed. The core takes the step's results after those of all such ranks."""
+
+    rank: int
+    step: int
+
+
 class PromptLogprobsOfRow(Message, tag="prompt_logprobs", frozen=True):
     """Prompt logprobs of a prefill row's chunk; fields as in PromptLogprobs."""
 
@@ -137,7 +145,17 @@ class ControlReply(Message, tag="control_reply", frozen=True):
     payload: bytes  # at most MAX_CONTROL_PAYLOAD; its content depends on the request
 
 
-WorkerMessage = WorkerProfile | WorkerReady | WorkerFailed | ItemFailed | SideResults | ControlReply | StoreRequest | PeerSilent
+WorkerMessage = (
+    WorkerProfile
+    | WorkerReady
+    | WorkerFailed
+    | ItemFailed
+    | ItemsEncoded
+    | SideResults
+    | ControlReply
+    | StoreRequest
+    | PeerSilent
+)
 
 
 class DumpStacks(Message, tag="dump_stacks", frozen=True):

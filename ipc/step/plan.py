@@ -110,6 +110,11 @@ class StepPlan:
         return "places" in self.sections
 
     @property
+    def has_runs(self) -> bool:
+        """Whether items are encoded before the step."""
+        return "encoder_runs" in self.sections
+
+    @property
     def prefill_rows(self) -> np.ndarray:
         """[n], fields of PREFILL."""
         return self.section("prefill_rows")

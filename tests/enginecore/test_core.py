@@ -15,11 +15,13 @@ from core_by_hand import EPOCH, VOCAB_SIZE, add
 from quire.enginecore import core as core_module
 from quire.enginecore import daemon, stop_signals
 from quire.enginecore.core import AWAKE_S, LATE_S
+from quire.enginecore.encoded_steps import EncodedSteps
+from quire.enginecore.scheduling.step import ScheduledStep
 from quire.enginecore.stats import Expected
 from quire.enginecore.worker_profiles import WorkersFailed
 from quire.ipc.links.core_and_workers import WorkerToCore
 from quire.ipc.messages.frontend import Abort, Heartbeat, PromptLogprobs, RequestError, StepOutputs
-from quire.ipc.messages.workers import PromptLogprobsOfRow, SideResults
+from quire.ipc.messages.workers import ItemFailed, ItemsEncoded, PromptLogprobsOfRow, SideResults
 
 
 def test_a_request_that_comes_with_its_frontends_loss_is_not_run(by_hand):
@@ -167,6 +169,54 @@ def test_all_that_comes_beside_a_steps_tokens_is_one_message(by_hand):
         assert (got.id, got.start, got.num_top, got.ranks) == (10 + n, 1, 0, columns[row])
     assert not core._in_flight and not core._side_results
     worker.close()
+
+
+def test_a_step_with_runs_of_the_encoder_is_taken_when_all_their_failures_are_known(by_hand):
+    """The result of a request's only step is there before the message on the failure, which must end the request."""
+    core, frontend, failed, steps = by_hand.core, by_hand.frontend(), [], []
+    schedule = core.scheduler.schedule
+
+    def with_runs(now):
+        if (made := schedule(now)) is None:
+            return None
+        steps.append(dataclasses.replace(made[1], has_runs=True))
+        return made[0], steps[-1]
+
+    def fail(message):
+        failed.append(message)
+        core.scheduler.abort(core.owners.number(frontend.identity), 1)
+
+    core.scheduler.schedule, by_hand.workers.on_item_failed = with_runs, fail
+    frontend.send(add(1, max_tokens=1))
+    by_hand.until(lambda: steps)
+    for _ in range(5):
+        by_hand.turn()
+    assert by_hand.workers.result_ring.ready(*steps[0].size) and not core.scheduler.is_idle
+    worker = WorkerToCore(by_hand.workers._link.address, 0, by_hand.workers.generation)
+    worker.send(ItemFailed(0, 3, "memory"))
+    worker.send(ItemsEncoded(0, steps[0].step))
+    by_hand.until(lambda: core.scheduler.is_idle)
+    assert failed == [ItemFailed(0, 3, "memory")]
+    frontend.send(add(2, max_tokens=1))
+    by_hand.until(lambda: len(steps) == 2)
+    worker.send(ItemsEncoded(0, steps[1].step))
+    answer = by_hand.answer(frontend, StepOutputs)  # the first: nothing came of request 1
+    assert np.frombuffer(answer.keys, np.int64).tolist() == [2 << 8] and len(failed) == 1
+    worker.close()
+
+
+def test_all_ranks_with_an_encoder_must_have_told():
+    steps = EncodedSteps(num_ranks=2, depth=2)
+    step = ScheduledStep(7, np.zeros(1, np.int32), np.ones(1, bool), [], num_tokens=1, has_runs=True)
+    assert not steps.has_all(step)
+    for rank, number in ((1, 7), (0, 6)):
+        steps.heard(ItemsEncoded(rank, number))
+        assert not steps.has_all(step)
+    for number in (7, 8):  # a rank may be ahead
+        steps.heard(ItemsEncoded(0, number))
+        assert steps.has_all(step)
+    steps.clear()
+    assert not steps.has_all(step)
 
 
 def test_side_results_of_an_aborted_request_do_not_go_to_its_ids_next_one(by_hand):

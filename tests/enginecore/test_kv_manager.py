@@ -103,6 +103,25 @@ def test_a_window_needs_only_what_it_sees():
     assert kv.find_prefix(shorter, 13).num_blocks == 0  # its window would see the third block
 
 
+def test_what_is_wrong_is_not_hit_in_blocks_that_a_window_has_given_back():
+    kv = manager(windows=(0, 8))
+    tokens = np.arange(49, dtype=np.int32)
+    held = start(kv, tokens)
+    given_back = set(held.blocks[1][2:10])
+    kv.release_outside_window(held, 48)
+    assert kv.pool.count_cached(1, held.hashes, 12) == 12
+    wrong = {block for blocks in held.blocks for block in blocks[2:]} | given_back
+    assert kv.forget(held, 8) == wrong - {NULL_BLOCK}
+    kv.free(held)
+    again = start(kv, tokens, 1)  # computes everything behind token 8 anew
+    assert kv.pool.count_cached(1, again.hashes, 12) == 12
+    other = SequenceBlocks(ROOT, True)
+    kv.hash_known(other, tokens[:25])
+    hits = kv.find_prefix(other, 25)
+    assert hits.num_blocks == 6 and hits.blocks == [again.blocks[0][:6], [NULL_BLOCK] * 4 + again.blocks[1][4:6]]
+    kv.check([again])
+
+
 def test_it_waits_for_the_last_block_that_both_have_and_hears_of_it_once():
     kv = manager()
     first = start(kv, ids(*range(40)), compute=False)

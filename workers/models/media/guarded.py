@@ -3,7 +3,8 @@
 A step must run on all ranks or on none, so no rank may leave it out: the rank that failed computes it with zeros, and says so
 (`report`); the core then ends the requests that have used the item. An exception is told of before the step runs. Whether all
 values are finite is known on a CPU at once, on a GPU when the run has ended: `settle`, called once the step has been launched,
-waits for that, and not for the step itself.
+waits for that, and not for the step itself. The step may end before: the core waits for ItemsEncoded, sent behind `settle`,
+before it takes the results, so no request is answered from rows of zeros.
 
 An error that the device does not recover from is raised: it ends the worker.
 """
@@ -27,6 +28,7 @@ class GuardedRuns:
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device):
         self.report: Report = lambda number, fault: None
         self._width, self._dtype, self._device = width, dtype, device
+        self._has_run = False  # since `settle`
         self._unsettled: tuple[torch.cuda.Event, torch.Tensor, list[int]] | None = None  # bool [items] on the host, and numbers
 
     def rows(self, encode: Callable[[list[Arriving]], torch.Tensor], batches: Sequence[list[Arriving]]) -> torch.Tensor:
@@ -44,14 +46,18 @@ class GuardedRuns:
             event = torch.cuda.Event()
             event.record()
             self._unsettled = event, on_host, numbers
+        self._has_run = True
         return made
 
-    def settle(self) -> None:
-        """Tell of items with values that are not finite, once the last run has ended on the device."""
+    def settle(self) -> bool:
+        """Tell of items with values that are not finite, once the last run has ended on the device. Returns whether there was
+        a run since the last call: all that has failed in it is reported now."""
         if self._unsettled is not None:
             (event, finite, numbers), self._unsettled = self._unsettled, None
             event.synchronize()
             self._report_wrong(finite, numbers)
+        has_run, self._has_run = self._has_run, False
+        return has_run
 
     def _report_wrong(self, finite: torch.Tensor, numbers: Sequence[int]) -> None:
         for number, is_finite in zip(numbers, finite.tolist(), strict=True):
