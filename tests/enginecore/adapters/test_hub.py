@@ -3,13 +3,15 @@
 import shutil
 import threading
 
+import msgspec
 import pytest
 from adapter_core import Core, expected
 from adapter_folders import write_folder
 from core_by_hand import EPOCH
-from fake_hub import COMMIT, FakeHub, hub_environment
+from fake_hub import COMMIT, FakeHub, FakeHubHandler, hub_environment
 from http_servers import answering
 
+from quire.enginecore.adapters import hub as hub_module
 from quire.enginecore.adapters.hub import Hub
 from quire.enginecore.adapters.start import read_modules
 from quire.ipc.adapters import AdapterError
@@ -95,6 +97,38 @@ def test_a_download_holds_up_no_other_load(core, hub, tmp_path):
     core.load("folder", write_folder(tmp_path / "dirs" / "a"))
     slow.goes_on.set()
     assert core.answer(core.asker, UtilityResult).answer.adapter.name == "sql"
+
+
+def test_an_unexpected_error_ends_one_download_and_not_those_behind_it(core, hub, tmp_path):
+    class BrokenHub(Hub):
+        def download(self, repository: str) -> str:
+            if repository == "owner/broken":
+                raise msgspec.DecodeError("the answer is cut off")
+            return super().download(repository)
+
+    core.adapters.begin_with({}, BrokenHub(("owner",), str(tmp_path / "cache")))
+    answer = core.ask(LoadFolder("broken", "owner/broken"))
+    assert (answer.code, answer.message) == ("invalid", "broken: owner/broken cannot be downloaded: DecodeError")
+    assert core.load("sql", "owner/sql").name == "sql"
+
+
+def test_a_download_that_stalls_ends_and_lets_the_next_one_go_on(core, hub, monkeypatch):
+    goes_on, do_get = threading.Event(), FakeHubHandler.do_GET
+
+    def stalled(handler):
+        if "owner/stalled" in handler.path:
+            handler.close_connection = goes_on.wait(60)
+        else:
+            do_get(handler)
+
+    monkeypatch.setattr(FakeHubHandler, "do_GET", stalled)
+    monkeypatch.setattr(FakeHubHandler, "do_HEAD", stalled)
+    monkeypatch.setattr(hub_module, "DOWNLOAD_S", 3.0)
+    answer = core.ask(LoadFolder("stalled", "owner/stalled"))
+    assert (answer.code, answer.message) == ("invalid", "stalled: owner/stalled cannot be downloaded: it takes more than 3 s")
+    monkeypatch.setattr(hub_module, "DOWNLOAD_S", 60.0)
+    assert core.load("sql", "owner/sql").name == "sql"
+    goes_on.set()
 
 
 def test_a_downloaded_adapter_is_restored_from_the_cache(core, hub):
