@@ -16,7 +16,7 @@ Work = Callable[[Over], None]
 
 
 class Unnested:
-    """What is called through it while it is at work is called afterwards, in order, and not within the call that asks for it."""
+    """A call that is asked for within another one begins after that has returned, in the order in which they were asked for."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()

@@ -8,10 +8,9 @@ import pytest
 from adapter_core import Core, expected
 from adapter_folders import write_folder
 from core_by_hand import EPOCH
-from fake_hub import COMMIT, FakeHub, FakeHubHandler, hub_environment
+from fake_hub import COMMIT, FakeHub, hub_environment
 from http_servers import answering
 
-from quire.enginecore.adapters import hub as hub_module
 from quire.enginecore.adapters.hub import Hub
 from quire.enginecore.adapters.start import read_modules
 from quire.ipc.adapters import AdapterError
@@ -112,23 +111,15 @@ def test_an_unexpected_error_ends_one_download_and_not_those_behind_it(core, hub
     assert core.load("sql", "owner/sql").name == "sql"
 
 
-def test_a_download_that_stalls_ends_and_lets_the_next_one_go_on(core, hub, monkeypatch):
-    goes_on, do_get = threading.Event(), FakeHubHandler.do_GET
-
-    def stalled(handler):
-        if "owner/stalled" in handler.path:
-            handler.close_connection = goes_on.wait(60)
-        else:
-            do_get(handler)
-
-    monkeypatch.setattr(FakeHubHandler, "do_GET", stalled)
-    monkeypatch.setattr(FakeHubHandler, "do_HEAD", stalled)
-    monkeypatch.setattr(hub_module, "DOWNLOAD_S", 3.0)
+def test_a_download_that_stalls_ends_and_lets_the_next_one_go_on(core, hub, tmp_path):
+    hub.stalled = "owner/stalled"
+    bounded = Hub(("owner",), str(tmp_path / "cache"), most_s=3.0)
+    core.adapters.begin_with({}, bounded)
     answer = core.ask(LoadFolder("stalled", "owner/stalled"))
     assert (answer.code, answer.message) == ("invalid", "stalled: owner/stalled cannot be downloaded: it takes more than 3 s")
-    monkeypatch.setattr(hub_module, "DOWNLOAD_S", 60.0)
+    bounded.most_s = 60.0
     assert core.load("sql", "owner/sql").name == "sql"
-    goes_on.set()
+    hub.goes_on.set()
 
 
 def test_a_downloaded_adapter_is_restored_from_the_cache(core, hub):
