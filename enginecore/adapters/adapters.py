@@ -25,7 +25,7 @@ from quire.enginecore.adapters.hub import Hub
 from quire.enginecore.adapters.registry import Adapter, AdapterRegistry, last_part
 from quire.enginecore.adapters.slots import AdapterSlots, Load
 from quire.enginecore.adapters.to_workers import ToWorkers
-from quire.enginecore.adapters.turns import LoadTurns, Over
+from quire.enginecore.adapters.turns import LoadTurns, Over, Unnested
 from quire.enginecore.owners import Owners
 from quire.enginecore.preparation import PreparationFailed, PreparingRequests
 from quire.enginecore.scheduling.scheduler import Scheduler
@@ -73,7 +73,7 @@ class Adapters:
         self._workers = ToWorkers(workers)
         self._folders = Folders(limits, preparing.later)
         self._busy: dict[str, deque[Callable[[], None]]] = {}  # names with a load under way, and what comes after it
-        self._turns = LoadTurns(bounds.max_num_waiting)
+        self._turns, self._unnested = LoadTurns(bounds.max_num_waiting), Unnested()
         self._loading: set[int] = set()  # numbers that the workers read
         self._missing: dict[str, float] = {}  # names that no folder has, and until when this holds
         self._pins: dict[int, Done] = {}  # by number: to be pinned once they are loaded
@@ -191,7 +191,7 @@ class Adapters:
                 del self._busy[name]
             done(outcome)
             if waiting:
-                waiting.popleft()()
+                self._unnested(waiting.popleft())
 
         if (waiting := self._busy.get(name)) is not None:
             waiting.append(lambda: begin(end))

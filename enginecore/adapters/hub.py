@@ -4,6 +4,7 @@ While the engine serves, only repositories of the owners that --lora-hub names a
 name any. Folders (folders.py) owns it. Downloads run one after the other, in a thread of their own.
 """
 
+import logging
 import os
 import queue
 import threading
@@ -16,15 +17,20 @@ from quire.enginecore.loading.hub import is_hub_id
 from quire.ipc.adapters import AdapterError, AdapterMissing
 from quire.ipc.process.asked_child import AskedChild
 
+log = logging.getLogger("quire.enginecore")
+
 MODULE = "quire.enginecore.adapters.download"
 DOWNLOAD_S = 600.0
 
 
 class Hub:
-    """owners: those of --lora-hub. cache: the folder of downloads; None: huggingface_hub's. token: None: the environment's."""
+    """owners: those of --lora-hub. cache: the folder of downloads; None: huggingface_hub's. token: None: the environment's.
+    most_s: seconds that a download may take by the clock, as later ones wait for it."""
 
-    def __init__(self, owners: tuple[str, ...] = (), cache: str | None = None, token: str | None = None) -> None:
-        self._owners, self._cache, self._token = owners, cache, token
+    def __init__(
+        self, owners: tuple[str, ...] = (), cache: str | None = None, token: str | None = None, most_s: float = DOWNLOAD_S
+    ) -> None:
+        self._owners, self._cache, self._token, self.most_s = owners, cache, token, most_s
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -37,6 +43,9 @@ class Hub:
                 found: str | AdapterError = self.download(repository)
             except AdapterError as error:
                 found = error
+            except Exception as error:  # else the thread would end, and with it all later downloads
+                log.exception("%s cannot be downloaded", repository)
+                found = AdapterError(f"{repository} cannot be downloaded: {type(error).__name__}")
             done(found)
 
         if self._thread is None:
@@ -76,13 +85,14 @@ class Hub:
             if not child.start(DownloadConfig):
                 raise AdapterError("the process that downloads adapters did not start")
             question = msgspec.msgpack.encode(DownloadQuestion(repository, self._cache, self._token))
-            answer = child.ask(question, DOWNLOAD_S)
+            answer = child.ask(question, self.most_s, wall_s=self.most_s)
         except OSError as error:
             raise AdapterError(f"{repository} cannot be downloaded now: {error.strerror or error}") from None
         finally:
             child.close()
         if not answer:
-            raise AdapterError(f"{repository} cannot be downloaded: it takes more than {DOWNLOAD_S:g} s")
+            why = f"it takes more than {self.most_s:g} s" if answer is None else "the process that downloads it crashes"
+            raise AdapterError(f"{repository} cannot be downloaded: {why}")
         said = msgspec.msgpack.decode(answer, type=DownloadAnswer)
         if said.error:
             raise AdapterMissing(said.error) if said.is_missing else AdapterError(said.error)

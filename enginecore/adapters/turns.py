@@ -2,6 +2,8 @@
 
 Without a bound, a client that asks for thousands of names would hold up the loads of all others, as folders are read one after
 the other. Loads beyond the bound wait in the order in which they came. Adapters owns it.
+
+Unnested: calls, each of which may let the next one begin, without a stack that grows with their number.
 """
 
 from collections import deque
@@ -13,6 +15,25 @@ Over = Callable[[], None]
 Work = Callable[[Over], None]
 
 
+class Unnested:
+    """A call that is asked for within another one begins after that has returned, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_at_work = False
+
+    def __call__(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        if self._is_at_work:
+            return
+        self._is_at_work = True
+        try:
+            while self._calls:
+                self._calls.popleft()()
+        finally:
+            self._is_at_work = False
+
+
 class LoadTurns:
     """most_waiting: loads that may wait, of all keys together."""
 
@@ -20,6 +41,7 @@ class LoadTurns:
         self._most_waiting = most_waiting
         self._under_way: dict[str, int] = {}  # by key
         self._waiting: dict[str, deque[Work]] = {}
+        self._unnested = Unnested()
         self.num_waiting = 0
 
     def begin(self, key: str, work: Work) -> bool:
@@ -40,7 +62,7 @@ class LoadTurns:
             self.num_waiting -= 1
             if not waiting:
                 del self._waiting[key]
-            return work(lambda: self._over(key))
+            return self._unnested(lambda: work(lambda: self._over(key)))
         self._under_way[key] -= 1
         if not self._under_way[key]:
             del self._under_way[key]

@@ -400,9 +400,13 @@ class Replicas(Client):
                 await undo_load(call, there, answers)
             engine, failure = failures[0]
             raise failure if len(there) == 1 else type(failure)(f"{failure} (the engine at {engine.address})")
+        remember(call, self._away())  # for those that connect while others follow
         await follow(call, answers, [engine for engine in self._replicas if engine.is_connected and engine not in there])
-        remember(call, [engine for engine in self._replicas if not engine.is_connected])
+        remember(call, self._away())  # for those that are lost meanwhile
         return cast(A, together([answer for answer in answers if not isinstance(answer, BaseException)]))
+
+    def _away(self) -> list[Replica]:
+        return [engine for engine in self._replicas if not engine.is_connected]
 
     def check(self) -> None:
         """Assert that our requests are those of the engines' clients, and that the router counts no work without requests."""

@@ -85,26 +85,29 @@ class AskedChild:
             self.close()
         return said
 
-    def ask(self, question: bytes, timeout_s: float) -> bytes | None:
+    def ask(self, question: bytes, timeout_s: float, wall_s: float | None = None) -> bytes | None:
         """The answer. None if it takes more than timeout_s of CPU time, empty if the child ends instead, twice; the child is
-        gone then. Raises ChildLost if neither can be told, OSError if no process can be started."""
-        answer = self._ask(question, timeout_s)
+        gone then. wall_s: None also once so many seconds have passed, for a question that waits for others, like a download;
+        if a second child is asked, it has as many. Raises ChildLost if neither can be told, OSError if no process can be
+        started."""
+        answer = self._ask(question, timeout_s, wall_s)
         if not isinstance(answer, ChildLost) and answer != b"":
             return answer
         log.warning("%s; another one is asked", answer or f"a process of {self._module} ended while it answered")
         start = self._started
         if start is None or self.start(start.config, start.first) != start.said:
             raise ChildLost(f"a process of {self._module} does not start again")
-        answer = self._ask(question, timeout_s)
+        answer = self._ask(question, timeout_s, wall_s)
         if isinstance(answer, ChildLost):
             raise answer
         return answer
 
-    def _ask(self, question: bytes, timeout_s: float) -> bytes | ChildLost | None:
+    def _ask(self, question: bytes, timeout_s: float, most_s: float | None) -> bytes | ChildLost | None:
         assert self._socket is not None and self._child is not None
         answer: bytes | None = b""
         most_cpu_s, is_late = cpu_seconds(self._child.pid) + timeout_s, False
-        wall_s = max(WALL_LEAST_S, WALL_FACTOR * timeout_s)
+        wall_s = max(WALL_LEAST_S, WALL_FACTOR * timeout_s) if most_s is None else most_s
+        began = time.monotonic()
         self._socket.settimeout(wall_s)
         with suppress(OSError):
             send(self._socket, question)
@@ -114,7 +117,8 @@ class AskedChild:
                 is_late = True
         if answer:
             return answer
-        if is_late and cpu_seconds(self._child.pid) >= most_cpu_s:
+        has_passed = most_s is not None and time.monotonic() - began >= most_s
+        if is_late and (has_passed or cpu_seconds(self._child.pid) >= most_cpu_s):
             self.close()
             return None
         code = None if is_late else self._child.wait(KILL_WAIT_S)

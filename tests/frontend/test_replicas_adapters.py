@@ -121,6 +121,24 @@ async def test_what_was_unloaded_while_an_engine_was_away_is_unloaded_there(core
         assert client.adapters == {} == client.engines[1].adapters
 
 
+@with_cores(*[{**WITH_ADAPTERS, "adapters": [OLD]}] * 3)
+async def test_an_engine_that_connects_while_another_one_follows_unloads_too(cores: list[FakeCore], client: Replicas) -> None:
+    for core in cores[1:]:
+        core.stop()
+    await until(lambda: not any(engine.is_connected for engine in client.engines[1:]))
+    unloading = asyncio.create_task(adapter_calls.unload(client, "x"))
+    call = await called(cores[0], UnloadAdapter)
+    with again(cores[1], adapters=[OLD]) as follower:
+        await until(lambda: client.engines[1].is_connected)
+        cores[0].say(UtilityResult(cores[0].epoch, call.id, AdapterUnloaded()), AdaptersChanged(cores[0].epoch, [], ["x"]))
+        call = await called(follower, UnloadAdapter)
+        with again(cores[2], adapters=[OLD]) as last:
+            await answer(last, UnloadAdapter, AdapterUnloaded())
+            follower.say(UtilityResult(follower.epoch, call.id, AdapterUnloaded()))
+            await unloading
+            assert "x" not in client.engines[2].adapters
+
+
 @with_cores({"script": echo, **WITH_ADAPTERS}, {"script": echo, **WITH_ADAPTERS})
 async def test_a_request_goes_where_its_adapter_runs_or_a_slot_is_free(cores: list[FakeCore], client: Replicas) -> None:
     def submit(name: str) -> int:

@@ -15,8 +15,8 @@ def ask(tmp_path, monkeypatch):
     child = AskedChild("asked")
     assert child.start(asked.AskedConfig) == b"ready" and child.is_there
 
-    def question(word: str, times: int = 0, timeout_s: float = 5.0) -> bytes | None:
-        return child.ask(f"{word} {times} {tmp_path / word}".encode(), timeout_s)
+    def question(word: str, times: int = 0, timeout_s: float = 5.0, **more: float) -> bytes | None:
+        return child.ask(f"{word} {times} {tmp_path / word}".encode(), timeout_s, **more)
 
     question.child = child
     yield question
@@ -44,3 +44,8 @@ def test_a_question_at_which_two_children_crash_is_at_fault(ask):
 def test_time_is_the_childs_own(ask):
     assert ask("sleep", timeout_s=0.1) == b"answer"
     assert ask("spin", timeout_s=0.2) is None and not ask.child.is_there
+
+
+def test_a_question_that_waits_for_others_has_so_many_seconds(ask):
+    assert ask("sleep", wall_s=0.2) is None and not ask.child.is_there
+    assert ask.child.start(asked.AskedConfig) == b"ready" and ask("sleep", wall_s=30.0) == b"answer"

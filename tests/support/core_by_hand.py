@@ -147,6 +147,7 @@ class CoreByHand:
         replay: bool = True,
         adapters: AdapterLimits | None = None,
         max_queue_s: float = 0.0,
+        max_num_waiting: int = 100,
     ) -> None:
         num_slots = adapters.max_loras if adapters is not None else 0
         scheduler = SchedulerConfig(
@@ -164,7 +165,7 @@ class CoreByHand:
         config = CoreConfig(
             scheduler,
             limits,
-            100,
+            max_num_waiting,
             0,
             60.0,
             spins=False,

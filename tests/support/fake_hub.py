@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import os
+import threading
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -21,6 +22,7 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.files["original/consolidated.safetensors"] = self.files["consolidated.safetensors"] = b"a second copy"
         self.downloaded = []
         self.tokens = set()
+        self.stalled, self.goes_on = "", threading.Event()  # a repository that gets no answer, and connections are closed then
 
 
 class FakeHubHandler(http.server.BaseHTTPRequestHandler):
@@ -42,6 +44,9 @@ class FakeHubHandler(http.server.BaseHTTPRequestHandler):
         hub = self.server
         hub.tokens.add(self.headers.get("Authorization"))
         path = self.path.partition("?")[0]
+        if hub.stalled and hub.stalled in path:
+            self.close_connection = hub.goes_on.wait(60)
+            return None
         repository = next((name for name in ("owner/gated", hub.repository) if f"{name}/" in f"{path}/"), hub.repository)
         api = f"/api/models/{repository}"
         if path in (f"{api}/revision/main", f"{api}/revision/{COMMIT}"):

@@ -3,6 +3,7 @@
 import shutil
 import threading
 
+import msgspec
 import pytest
 from adapter_core import Core, expected
 from adapter_folders import write_folder
@@ -95,6 +96,30 @@ def test_a_download_holds_up_no_other_load(core, hub, tmp_path):
     core.load("folder", write_folder(tmp_path / "dirs" / "a"))
     slow.goes_on.set()
     assert core.answer(core.asker, UtilityResult).answer.adapter.name == "sql"
+
+
+def test_an_unexpected_error_ends_one_download_and_not_those_behind_it(core, hub, tmp_path):
+    class BrokenHub(Hub):
+        def download(self, repository: str) -> str:
+            if repository == "owner/broken":
+                raise msgspec.DecodeError("the answer is cut off")
+            return super().download(repository)
+
+    core.adapters.begin_with({}, BrokenHub(("owner",), str(tmp_path / "cache")))
+    answer = core.ask(LoadFolder("broken", "owner/broken"))
+    assert (answer.code, answer.message) == ("invalid", "broken: owner/broken cannot be downloaded: DecodeError")
+    assert core.load("sql", "owner/sql").name == "sql"
+
+
+def test_a_download_that_stalls_ends_and_lets_the_next_one_go_on(core, hub, tmp_path):
+    hub.stalled = "owner/stalled"
+    bounded = Hub(("owner",), str(tmp_path / "cache"), most_s=3.0)
+    core.adapters.begin_with({}, bounded)
+    answer = core.ask(LoadFolder("stalled", "owner/stalled"))
+    assert (answer.code, answer.message) == ("invalid", "stalled: owner/stalled cannot be downloaded: it takes more than 3 s")
+    bounded.most_s = 60.0
+    assert core.load("sql", "owner/sql").name == "sql"
+    hub.goes_on.set()
 
 
 def test_a_downloaded_adapter_is_restored_from_the_cache(core, hub):

@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.enginecore.adapters.turns import MOST_LOADS, LoadTurns
-from quire.ipc.messages.frontend import Utility, UtilityResult
-from quire.ipc.messages.utilities import AdapterLoaded, FindAdapter, UtilityFailed
+from quire.ipc.adapters import HOST_ONLY
+from quire.ipc.messages.frontend import RequestError, StepOutputs, Utility, UtilityResult
+from quire.ipc.messages.utilities import (
+    AdapterLoaded,
+    AdaptersRestored,
+    FindAdapter,
+    LoadFolder,
+    RestoreAdapters,
+    UnloadAdapter,
+    UtilityFailed,
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), max_size=60))
@@ -39,6 +48,18 @@ def test_any_history_of_turns(events):
             under_way[key].pop()()
     turns.check()
     assert not turns.num_waiting and {key: len(numbers) for key, numbers in order.items()} == asked
+
+
+def test_loads_that_are_over_at_once_are_not_nested():
+    turns, under_way, ended = LoadTurns(2000), [], []
+    for _ in range(2):
+        assert turns.begin("a", under_way.append)
+    for number in range(2000):
+        assert turns.begin("a", lambda over, number=number: (ended.append(number), over()))
+    under_way.pop()()
+    assert ended == list(range(2000)) and not turns.num_waiting
+    under_way.pop()()
+    turns.check()
 
 
 @pytest.fixture
@@ -113,3 +134,83 @@ def test_an_adapter_asked_for_once_is_answered_beside_others_that_are_asked_for_
         assert core.core.requests.clock() - began < 2.0
     finally:
         core.close()
+
+
+MANY = 2000  # many more than Python's stack has room for
+
+
+@pytest.fixture
+def wide(tmp_path, request):
+    """A core in which as many may wait, and a folder that can be loaded: on demand, if the test's parameter says so."""
+    write_folder(tmp_path / "sql")
+    made = Core(tmp_path, limits={"on_demand": getattr(request, "param", False)}, max_num_waiting=2 * MANY)
+    yield made
+    made.close()
+
+
+def waits(core):
+    """How many calls wait for the adapter."""
+    return len(core.adapters._busy.get("sql", ()))
+
+
+def some_at_a_time(core, numbers):
+    """The same numbers, with turns of the core between them: a socket's queue is bounded."""
+    for number in numbers:
+        yield number
+        for _ in range(60 if number % 200 == 199 else 0):
+            core.turn()
+
+
+def found_by_all(core, numbers):
+    left = set(numbers)
+    while left:
+        result = core.answer(core.asker, UtilityResult)
+        assert isinstance(result.answer, AdapterLoaded), result
+        left.remove(result.id)
+
+
+def go_on(core):
+    kept, core.workers.kept = core.workers.kept, None
+    for request in kept:
+        core.workers.control(request)
+
+
+@pytest.mark.parametrize("wide", [True], indirect=True)
+def test_thousands_of_calls_of_one_key_ask_for_an_adapter_on_demand(wide):
+    loads = wide.workers.kept = []
+    for number in some_at_a_time(wide, range(MANY)):
+        find(wide, wide.asker, number, "sql", "key")
+    wide.until(lambda: loads and wide.adapters._turns.num_waiting == MANY - 2)
+    go_on(wide)
+    found_by_all(wide, range(MANY))
+    assert wide.workers.loads == [(1, HOST_ONLY)]
+
+
+def test_thousands_of_calls_wait_for_a_load(wide, tmp_path):
+    loads = wide.workers.kept = []
+    wide.asker.send(Utility(EPOCH, 0, LoadFolder("sql", str(tmp_path / "sql"))))
+    wide.until(lambda: loads)
+    for number in some_at_a_time(wide, range(1, MANY)):
+        find(wide, wide.asker, number, "sql", "key")
+    wide.until(lambda: waits(wide) == MANY - 1)
+    go_on(wide)
+    found_by_all(wide, range(MANY))
+
+
+def test_thousands_of_requests_wait_for_an_adapter_that_is_restored(wide, tmp_path):
+    info = wide.load("sql", tmp_path / "sql")
+    wide.ask(UnloadAdapter("sql"))
+    wide.until(lambda: wide.workers.forgotten)
+    loads = wide.workers.kept = []
+    wide.asker.send(Utility(EPOCH, 1000, RestoreAdapters([info])))
+    wide.until(lambda: loads)
+    for number in some_at_a_time(wide, range(MANY)):
+        wide.send(number, "sql", num_tokens=2, max_tokens=1)
+    wide.until(lambda: waits(wide) == MANY)
+    go_on(wide)
+    assert wide.answer(wide.asker, UtilityResult).answer == AdaptersRestored([])
+    left = set(range(MANY))
+    while left:
+        message = wide.answer(wide.sender, StepOutputs | RequestError)
+        assert isinstance(message, StepOutputs), message
+        left -= {end.key >> 8 for end in message.finished}
