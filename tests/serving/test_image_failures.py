@@ -55,7 +55,10 @@ def chat(server, image, **more):
     return server.ask("POST", "/v1/chat/completions", body)
 
 
-@pytest.mark.parametrize("ranks", [("-tp", "1"), ("-tp", "2"), ("-pp", "2")])
+SEVERAL_RANKS = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (("-tp", "2"), ("-pp", "2"))]  # start longer
+
+
+@pytest.mark.parametrize("ranks", [("-tp", "1"), *SEVERAL_RANKS])
 def test_requests_fail_alone(tmp_path, ranks):
     """A request of one token fails, too: its only step is not taken before the workers have told of its runs."""
     (tmp_path / "faulty.py").write_text(FAULTY)

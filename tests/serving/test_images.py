@@ -361,7 +361,10 @@ def test_offline(tmp_path):
                 llm.generate([{"prompt": prompt, "multi_modal_data": wrong}], params())
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3.5", "glm4.1v", "mistral-small-3", "internvl", "gemma3", "gemma4"])
+OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2.5-vl", "qwen3.5", "mistral-small-3")]
+
+
+@pytest.mark.parametrize("name", ["glm4.1v", "internvl", "gemma3", "gemma4", *OTHER_FAMILIES])
 def test_families_from_an_image_to_text(name):
     options = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 256, "cpu_kv_cache_gib": 0.05}
     shown = seeing_model.in_template(name)
