@@ -173,7 +173,7 @@ def _resized(draw: random.Random, form: str, data: bytes) -> bytes:
 
 
 def mutated(draw: random.Random, files: dict[str, list[bytes]]) -> tuple[str, bytes]:
-    """What was done, and the file."""
+    """The change that was made, and the file."""
     form = draw.choice(list(files))
     data = draw.choice(files[form])
     what = draw.choice(("bits", "cut", "chunks", "sizes", "splice", "run"))

@@ -237,7 +237,7 @@ class Soak:
         await self.shrinking()
 
     async def shrinking(self) -> None:
-        """Load a folder whose file shrinks and grows all the time."""
+        """Load a folder with a file that shrinks and grows all the time."""
         folder = write_adapter(self.root / "dir" / "shrinking", tensors_of(self.shapes))
         file, whole, done = folder / "adapter_model.safetensors", (folder / "adapter_model.safetensors").read_bytes(), False
 

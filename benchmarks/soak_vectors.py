@@ -25,7 +25,7 @@ def _text(chance: random.Random) -> str:
 
 
 def problem(sent: dict[str, Any], answer: bytes) -> str:
-    """What is wrong with the answer to such a body, or ""."""
+    """The fault of the answer to such a body, or ""."""
     found = json.loads(answer)
     if "documents" in sent:
         scores = sorted(each["index"] for each in found["results"])

@@ -32,7 +32,7 @@ SQUARES = prompts_of(BAD_SQUARE, square_of(2), square_of(3))
 
 
 def breaks(fault):
-    """What the encoder does with the bad image's tensors. fault: as in ItemFailed, or "shape"."""
+    """The encoder's fault with the bad image's tensors. fault: as in ItemFailed, or "shape"."""
 
     def run(rows):
         if fault == "memory":

@@ -217,7 +217,7 @@ class KVManager:
         held.blocks, held.num_released, held.num_blocks, held.num_registered = [], [], 0, 0
 
     def forget(self, held: SequenceBlocks, num_tokens: int) -> set[int]:
-        """What the sequence has computed behind its first `num_tokens` tokens is wrong: none of it can be hit, and none of its
+        """The sequence's blocks behind its first `num_tokens` tokens are wrong: none of them can be hit, and none of its
         blocks will be registered. Returns the blocks, also those that it has given back. In a group that frees early, nothing
         says which block of a hash was its own, so any is forgotten and returned."""
         first, held.use_cache = num_tokens // self.block_size, False

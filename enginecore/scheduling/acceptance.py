@@ -68,7 +68,7 @@ class Acceptance:
         self._of_rows[:, slots] = own * np.minimum(MEMORY_DRAFTS / np.maximum(own[0], 1), 1.0)
 
     def worth(self, slots: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of rows that have at most 1 to `most` drafts each: how many drafts there will be down to each bin of survival, and
+        """For rows that have at most 1 to `most` drafts each: how many drafts there will be down to each bin of survival, and
         how many of them will be accepted. float [most, 1 + BINS] each, rising from 0."""
         survival = self._survival(slots)[:, :most]
         bins = np.minimum(-BINS_OF_HALF * np.log2(survival), BINS - 1).astype(np.int64)

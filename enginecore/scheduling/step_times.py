@@ -65,7 +65,7 @@ class StepTimes:
 
     # --------------------------------------------------------------------------------------------------------- drafts
     def of_drafts(self, depth: int, num_rows: int) -> float:
-        """What so many drafts of each row take; 0.0 while nothing is known."""
+        """The time that so many drafts of each row take; 0.0 while it is not known."""
         return self.of_depths([depth], num_rows)[0] if depth else 0.0
 
     def of_depths(self, depths: list[int], num_rows: int) -> list[float]:

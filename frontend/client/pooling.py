@@ -181,7 +181,7 @@ async def pool(
 
 
 class Waiting:
-    """Requests of one body whose results are waited for together, so that the first error ends all of them."""
+    """Requests of one body, waited for together, so that the first error ends all of them."""
 
     def __init__(self) -> None:
         self._open: set[asyncio.Future[Any]] = set()
@@ -227,7 +227,7 @@ def joined_ids(prompts: Sequence[Ids], limits: EngineLimits) -> tuple[np.ndarray
 
 
 def pool_task(prompts: Sequence[Ids], params: PoolingParams, lengths: list[int]) -> Pool:
-    """What is asked for. It says where the second text of each pair begins, and with which queries documents are compared."""
+    """The request's parameters: where the second text of each pair begins, and with which queries documents are compared."""
     seconds = [prompt.second if isinstance(prompt, SplitIds) else 0 for prompt in prompts]
     queries, query_of = queries_of(prompts)
     return Pool(params, lengths, seconds=seconds if any(seconds) else [], queries=queries, query_of=query_of)

@@ -119,7 +119,7 @@ class Pool(Message, tag="pool", frozen=True):
     lengths: list[int] = []  # tokens of each prompt in TokenInputs, at most 128 of them; empty: it is one
     is_resumed: bool = False  # an engine that was lost has run it
     seconds: list[int] = []  # where each prompt's second text begins, for models with token types; 0: it has none; empty: all
-    # Of a model of token vectors: queries' vectors, float32 [tokens, elements], and which of them each prompt, a document, is
+    # For a model of token vectors: queries' vectors, float32 [tokens, elements], and which of them each prompt, a document, is
     # compared with: its result is that score. Empty: results are vectors.
     queries: list[bytes] = []
     query_of: list[int] = []

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated as silu_times
 from quire.kernels.lora import rows
-from quire.kernels.lora.rows import padded
+from quire.kernels.lora.rows import padded, put_sums
 from quire.kernels.lora.tables import BLOCK_N, RANK_STEP, LoraSchedule, LoraWeights, by_rows, is_large, num_tiles, tile_of
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -66,19 +66,8 @@ def _shrink_kernel(
             of_a = tl.load(a_at + here, has_rank[None, :] & (here + k < IN)[:, None], other=0.0)
             xs = tl.load(x_at + here, is_token[:, None] & (here + k < IN)[None, :], other=0.0)
             total = tl.dot(xs.to(of_a.dtype), of_a, total, input_precision="ieee")
-    if SPLITS == 1:
-        tl.store(h + of_tokens, total, kept)
-    elif is_used:
-        of_split = num_tokens.to(tl.int64) * (PIECES * R)
-        tl.store(parts + split * of_split + of_tokens, total, kept)
-        tl.debug_barrier()  # all threads have stored
-        mine = arrived + tile * tl.num_programs(1) + tl.program_id(1)
-        if tl.atomic_add(mine, 1, sem="acq_rel") == SPLITS - 1:
-            total = tl.load(parts + of_tokens, kept, other=0.0, cache_modifier=".cg")
-            for s in tl.static_range(1, SPLITS):
-                total += tl.load(parts + s * of_split + of_tokens, kept, other=0.0, cache_modifier=".cg")
-            tl.store(h + of_tokens, total, kept)
-            tl.store(mine, 0)  # for the next launch
+    if is_used:
+        put_sums(h, parts, arrived, of_tokens, num_tokens.to(tl.int64) * (PIECES * R), total, kept, SPLITS)
 
 
 @triton.jit(do_not_specialize=["tiles_stride"])

@@ -1,7 +1,7 @@
 """The products of LoRA where adapters are about as many as tokens: each token by itself, since tiles would be almost empty.
 
 As products.py, which chooses: `shrink`, `expand` and `gated` with a program for each token and block of outputs, by the plain
-cores, so they need next to no shared memory and wait, with their weights, beside the product whose result they add to. Moves
+cores, so they need next to no shared memory and wait, with their weights, beside the product that they add to. Moves
 each token's A and B.
 """
 
@@ -21,6 +21,23 @@ BLOCK_N = 128  # outputs of a program of `gated`
 def padded(rank, RANK_STEP: tl.constexpr):
     """A rank, rounded up to RANK_STEP: up to there h and B are zero, so both are read in words of 16 bytes."""
     return tl.multiple_of((rank + RANK_STEP - 1) // RANK_STEP * RANK_STEP, RANK_STEP)
+
+
+@triton.jit
+def put_sums(h, parts, arrived, at, of_split, total, kept, SPLITS: tl.constexpr):
+    """Store a chunk's sums of h at `at`. The last of the chunks' programs to arrive adds up all of them, in their order."""
+    if SPLITS == 1:
+        tl.store(h + at, total, kept)
+    else:
+        tl.store(parts + tl.program_id(2) * of_split + at, total, kept)
+        tl.debug_barrier()  # all threads have stored
+        mine = arrived + tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+        if tl.atomic_add(mine, 1, sem="acq_rel") == SPLITS - 1:
+            total = tl.load(parts + at, kept, other=0.0, cache_modifier=".cg")
+            for s in tl.static_range(1, SPLITS):
+                total += tl.load(parts + s * of_split + at, kept, other=0.0, cache_modifier=".cg")
+            tl.store(h + at, total, kept)
+            tl.store(mine, 0)  # for the next launch
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -43,20 +60,7 @@ def _shrink_kernel(
         xs = tl.load(x + token * x_stride + k, k < IN, other=0.0).to(of_a.dtype).to(tl.float32)
         total = tl.sum(of_a.to(tl.float32) * xs[None, :], 1)
         kept = r % R < padded(rank, RANK_STEP)
-        of_token = token * (PIECES * R) + r
-        if SPLITS == 1:
-            tl.store(h + of_token, total, kept)
-        else:
-            of_split = num_tokens.to(tl.int64) * (PIECES * R)
-            tl.store(parts + split * of_split + of_token, total, kept)
-            tl.debug_barrier()  # all threads have stored
-            mine = arrived + token * tl.num_programs(1) + tl.program_id(1)
-            if tl.atomic_add(mine, 1, sem="acq_rel") == SPLITS - 1:
-                total = tl.load(parts + of_token, kept, other=0.0, cache_modifier=".cg")
-                for s in tl.static_range(1, SPLITS):
-                    total += tl.load(parts + s * of_split + of_token, kept, other=0.0, cache_modifier=".cg")
-                tl.store(h + of_token, total, kept)
-                tl.store(mine, 0)  # for the next launch
+        put_sums(h, parts, arrived, token * (PIECES * R) + r, num_tokens.to(tl.int64) * (PIECES * R), total, kept, SPLITS)
 
 
 @triton.jit

@@ -114,7 +114,7 @@ class LoraSchedule:
 
     @classmethod
     def allocate(cls, max_tokens: int, slots: int, device: torch.device, arrived: torch.Tensor | None = None) -> "LoraSchedule":
-        """arrived: that of a schedule whose layers never run at the same time."""
+        """arrived: that of another schedule; their layers must never run at the same time."""
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)

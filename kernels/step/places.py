@@ -1,4 +1,4 @@
-"""What the places of items say of tokens: the parts of `step_inputs`' kernel that write it."""
+"""The parts of `step_inputs`' kernel that write what the places of items say of tokens."""
 
 import triton
 import triton.language as tl

@@ -90,7 +90,7 @@ def test_any_history_ends_every_request_once_with_its_own_tokens(
     states=st.sampled_from([0, 0, 3, 5, 9, 20]),
     chunk=st.sampled_from([4, 8, 16]),
 )
-# The state of a row whose last token is in flight is not copied: nothing goes on there.
+# The state of a row with its last token in flight is not copied: nothing goes on there.
 @example(
     first=[{**ONE, "prompt": 1, "max_tokens": 5, "n": 2}],
     events=[],

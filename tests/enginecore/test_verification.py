@@ -144,7 +144,7 @@ def test_times_of_drafts_are_told_from_those_of_steps():
 
 
 def observed(rates, steps=200, window=4, most=10**6, offers=1.0, **how):
-    """What is learnt of rows whose drafts are right with these probabilities."""
+    """The acceptance of rows with drafts that are right with these probabilities."""
     rng, rates, slots = np.random.default_rng(1), np.asarray(rates), Slots(len(rates), 32)
     slots.key[:] = 7
     found, rows = Acceptance(slots, **how), np.arange(len(rates))

@@ -17,13 +17,19 @@ from quire.ipc.pooling import MAX_INPUTS, PoolingInfo, PoolingParams
 
 
 class Engine:
-    """A client whose requests are answered by the test."""
+    """A client; the test answers its requests."""
 
     def __init__(self) -> None:
         self.welcome = types.SimpleNamespace(limits=EngineLimits(16, 100, 4, 20, pooling=PoolingInfo(["embed"], "LAST")))
         self.states: list[PooledState] = []
         self.prompts: list[int] = []  # the first id of each
         self.cancelled = 0
+        self._submitted = asyncio.Event()
+
+    async def has_requests(self, count: int) -> None:
+        while len(self.states) < count:
+            self._submitted.clear()
+            await self._submitted.wait()
 
     def hold(self) -> None:
         pass
@@ -31,6 +37,7 @@ class Engine:
     def submit_pool(self, prompts, params, **more) -> PooledState:
         self.states.append(PooledState(len(self.states), "", [len(prompt) for prompt in prompts], 0.0))
         self.prompts += [prompt[0] for prompt in prompts]
+        self._submitted.set()
         return self.states[-1]
 
     def cancel_pool(self, state: PooledState) -> None:
@@ -56,8 +63,7 @@ def test_a_large_body_has_a_bounded_number_of_requests_on_their_way():
     async def main() -> None:
         engine, count = Engine(), MAX_INPUTS * MOST_AT_ONCE + 3 * MAX_INPUTS + 1
         task = asyncio.create_task(pool(engine, [[i] for i in range(count)], PoolingParams()))
-        while len(engine.states) < MOST_AT_ONCE:
-            await asyncio.sleep(0)
+        await engine.has_requests(MOST_AT_ONCE)
         await turns()
         assert len(engine.open) == len(engine.states) == MOST_AT_ONCE
         engine.answer(engine.states[5])  # whichever has ended makes room
@@ -81,8 +87,7 @@ def test_the_first_error_ends_all_requests_of_a_body(num_prompts):
     async def main() -> None:
         engine = Engine()
         task = asyncio.create_task(pool(engine, [[i] for i in range(num_prompts)], PoolingParams()))
-        while len(engine.states) < min(num_prompts // MAX_INPUTS, MOST_AT_ONCE):
-            await asyncio.sleep(0)
+        await engine.has_requests(min(num_prompts // MAX_INPUTS, MOST_AT_ONCE))
         await turns()
         for state in engine.states[-2:]:
             state.fail(Overloaded("full"))
@@ -98,8 +103,7 @@ def test_a_body_that_is_not_wanted_any_more_leaves_nothing_running():
     async def main() -> None:
         engine = Engine()
         task = asyncio.create_task(pool(engine, [[i] for i in range(10_000)], PoolingParams()))
-        while len(engine.states) < MOST_AT_ONCE:
-            await asyncio.sleep(0)
+        await engine.has_requests(MOST_AT_ONCE)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

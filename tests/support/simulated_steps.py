@@ -28,7 +28,7 @@ def dense(tokens):
 
 
 def experts(tokens):
-    """Of a 30B with 8 of 128 experts a token: more tokens read more experts."""
+    """For a 30B with 8 of 128 experts a token: more tokens read more experts."""
     return 1.43 + 14.5 * (1 - (15 / 16) ** tokens) + 0.009 * tokens
 
 

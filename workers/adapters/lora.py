@@ -67,7 +67,7 @@ class StepAdapters:
             self._group(tables, step, num_tokens, num_samples, has_windows)
 
     def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
-        """What `expand` needs of x [T, in], or of ids int32 [T]."""
+        """The tensor that `expand` needs, made of x [T, in] or of ids int32 [T]."""
         return x
 
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:

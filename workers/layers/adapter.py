@@ -14,7 +14,7 @@ class Adapter:
     """It fills a layer's adapter slot, and adds its own product to the layer's output."""
 
     def shrink(self, x: torch.Tensor) -> Any:
-        """What `expand` needs of the layer's input, computed before the layer's own product: by default the input itself."""
+        """The value that `expand` needs, made of the layer's input before its own product: by default the input itself."""
         return x
 
     def expand(self, h: Any, y: torch.Tensor) -> torch.Tensor:

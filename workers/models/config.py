@@ -321,7 +321,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_items(self) -> tuple[int, bool]:
-        """What a step's buffers must hold for items."""
+        """The fields of items that a step's buffers must hold."""
         return self.num_axes, self.sees_ahead
 
     @property

@@ -21,7 +21,7 @@ class Usage(msgspec.Struct):
 
 
 class Whole(msgspec.Struct):
-    """What is read of an answer."""
+    """The fields that are read of an answer."""
 
     usage: Usage | None = None
 

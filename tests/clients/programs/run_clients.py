@@ -75,7 +75,7 @@ def script_of(name: str) -> list[Path]:
 
 
 def ask_script(words: list[Path], url: str, *more: str) -> dict[str, Any]:
-    """What the client found, which is the script's last line. more: further arguments of the script."""
+    """The client's findings, which are the script's last line. more: further arguments of the script."""
     with tempfile.TemporaryDirectory() as home:
         env = {name: value for name, value in os.environ.items() if name in ("PATH", "SSL_CERT_FILE", "LANG")}
         done = subprocess.run(

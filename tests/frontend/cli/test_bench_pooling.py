@@ -62,7 +62,7 @@ def bench(url: str, *words: str) -> int:
 
 
 def asked(numbers: Numbers, *words: str) -> list[tuple[str, dict]]:
-    """What the load itself asks for, without the first request."""
+    """The requests of the load itself, without the first one."""
     numbers.asked.clear()
     assert bench(f"http://127.0.0.1:{numbers.server_port}", *words) == 0
     return numbers.asked[1:]
@@ -141,7 +141,7 @@ def test_texts_are_as_long_as_their_tokenizer_counts() -> None:
 
 
 def test_a_server_answers_all_of_them(tmp_path) -> None:
-    """The bundled embedder, whose scores are the similarity of vectors."""
+    """The bundled embedder; its scores are the similarity of vectors."""
     with Served("--runner", "pooling", *SMALL) as served:
         served.ready()
         load = ("--num-prompts", "6", "--random-input-len", "16", "--random-batch-size", "3")

@@ -77,7 +77,7 @@ class GuardedRuns:
             raise
         except (torch.OutOfMemoryError, MemoryError):
             fault = "memory"
-        except Exception:
+        except Exception:  # an item's edge: its requests end with an error, and the worker goes on
             fault = "error"
             log.exception("the encoder failed on %d items", len(batch))
         if len(batch) > 1:  # here, because the exception holds the failed run's tensors
