@@ -4,11 +4,13 @@ It times the forward and sampling graphs of each padded size by replaying them b
 of their kernels (torch.profiler over replays; dependent launches include their wait). Sequences have `--context` tokens each.
 With --window N every row has a window of N tokens, of which one is accepted; no drafter's own time is in it.
 With --lora N rows have N LoRA adapters of all linear layers in turn (random weights, --lora-rank), and the step is timed with
-and without them. Needs a GPU. Prints `RESULT {json}` last.
+and without them. --prefill N also times a step of 8 prompts of N tokens together, and lists its kernels with --kernels.
+Needs a GPU. Prints `RESULT {json}` last.
 """
 
 import argparse
 import json
+import random
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -100,11 +102,16 @@ def adapters_ms(engine: InlineEngine, size: int, kind: int, base_ms: float, kern
     return {"adapters_ms": ms, "over_base": ms / base_ms}
 
 
-def prefill_ms(engine: InlineEngine, tokens: int, prompts: int, lora: int, repeats: int = 5) -> float:
-    """The least GPU time of a step of so many tokens in so many equal prompts; lora: the number of their adapters."""
+def prefill_ms(engine: InlineEngine, tokens: int, prompts: int, lora: int, kernels: int = 0, repeats: int = 5) -> float:
+    """The least GPU time of a step of so many tokens in so many prompts of random ids; lora: the number of their adapters."""
     engine.scheduler.abort_owner(0)
     params, length, times = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), tokens // prompts, []
-    step = engine.runner.step
+    step, rng = engine.runner.step, random.Random(7)
+
+    def run() -> None:
+        for i in range(prompts):
+            engine.add(rng.choices(range(20, 200), k=length), params, i % lora if lora else -1)
+        engine.run()
 
     def timed(words, read_masks):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -117,16 +124,23 @@ def prefill_ms(engine: InlineEngine, tokens: int, prompts: int, lora: int, repea
         return results
 
     engine.runner.step = timed
-    for repeat in range(repeats + 1):
-        for i in range(prompts):
-            engine.add([13 + (repeat + i) % 50] * length, params, i % lora if lora else -1)
-        engine.run()
+    for _ in range(repeats + 1):
+        run()
     del engine.runner.step
+    if kernels:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run()
+            torch.cuda.synchronize()
+        print_times(times_of(profile, 1), kernels)
     return min(sorted(times, reverse=True)[1:repeats])  # the longest steps are these, the very longest compiles
 
 
 def print_kernels(graphs: list[torch.cuda.CUDAGraph], most: int) -> None:
-    for name, (us, count) in sorted(kernel_times(graphs).items(), key=lambda x: -x[1][0])[:most]:
+    print_times(kernel_times(graphs), most)
+
+
+def print_times(times: dict[str, tuple[float, int]], most: int) -> None:
+    for name, (us, count) in sorted(times.items(), key=lambda x: -x[1][0])[:most]:
         print(f"      {us:9.1f} µs {count:5} x  {name}")
 
 
@@ -158,6 +172,11 @@ def kernel_times(graphs: list[torch.cuda.CUDAGraph], repeats: int = 5) -> dict[s
             for g in graphs:
                 g.replay()
         torch.cuda.synchronize()
+    return times_of(profile, repeats)
+
+
+def times_of(profile: torch.profiler.profile, repeats: int) -> dict[str, tuple[float, int]]:
+    """Kernel name -> (µs a repeat, launches a repeat)."""
     found: dict[str, list[float]] = defaultdict(list)
     for event in profile.events():
         if event.device_type == torch.autograd.DeviceType.CUDA:
@@ -172,7 +191,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--window", type=int, default=1, help="tokens of a row, 1 to 16 (default: 1)")
     parser.add_argument("--lora", type=int, default=0, metavar="N", help="rows have N adapters in turn (default: none)")
-    parser.add_argument("--prefill", type=int, metavar="TOKENS", help="with --lora: also time a step of 8 prompts")
+    parser.add_argument("--prefill", type=int, metavar="TOKENS", help="also time a step of 8 prompts of so many tokens")
     parser.add_argument("--lora-rank", type=int, default=16)
     parser.add_argument("--quantization", help="of the weights, as quire serve takes it")
     parser.add_argument(
@@ -197,9 +216,12 @@ def main() -> None:
             print(f"{rows:5} rows: " + ", ".join(f"{k} {v:.3f}" for k, v in result[rows].items()), flush=True)
             if args.kernels:
                 print_kernels([forward, sampling], args.kernels)
-    if args.prefill and args.lora:
-        base, adapted = (prefill_ms(engine, args.prefill, 8, lora) for lora in (0, args.lora))
-        result["prefill"] = {"step_ms": base, "adapters_ms": adapted, "over_base": adapted / base}
+    if args.prefill:
+        base = prefill_ms(engine, args.prefill, 8, 0, args.kernels)
+        result["prefill"] = {"step_ms": base}
+        if args.lora:
+            adapted = prefill_ms(engine, args.prefill, 8, args.lora, args.kernels)
+            result["prefill"] |= {"adapters_ms": adapted, "over_base": adapted / base}
         print(f"prefill of {args.prefill}: " + ", ".join(f"{k} {v:.3f}" for k, v in result["prefill"].items()), flush=True)
     shown = {name: vars(args)[name] for name in ("model", "context", "window", "lora", "lora_rank")}
     print("RESULT " + json.dumps({**shown, "rows": result}))
