@@ -10,6 +10,8 @@ from quire.kernels.recurrent import rows as words
 from quire.kernels.recurrent.gates import l2_normed
 
 CHUNK = tl.constexpr(words.CHUNK)
+BLOCK = tl.constexpr(words.BLOCK)
+BLOCKS = tl.constexpr(words.CHUNK // words.BLOCK)
 
 
 def max_chunks(num_tokens: int, num_rows: int) -> int:
@@ -41,12 +43,46 @@ def normed_keys(ptr, t, stride, valid, i, eps, K: tl.constexpr):
 
 
 @triton.jit
-def unit_inverse(lower):
-    """(I + lower)⁻¹ of a strictly lower triangle [CHUNK, CHUNK], by forward substitution in float32."""
+def l2_scales(x, eps):
+    """What l2_normed multiplies each row of x by: float32 [rows] of x [rows, K_2]."""
+    x = x.to(tl.float32)
+    return tl.rsqrt(tl.sum(x * x, 1) + eps)
+
+
+@triton.jit
+def mixed_dot(x, y, PRECISION: tl.constexpr):
+    """x y with float32 sums, where one is float32. Beside bfloat16 it is split into two numbers of that type, whose 16 digits
+    are 5 more than those of tf32; else both are multiplied as float32 by PRECISION.
+    """
+    if x.dtype == tl.bfloat16:
+        high = y.to(tl.bfloat16)
+        out = tl.dot(x, high) + tl.dot(x, (y - high.to(tl.float32)).to(tl.bfloat16))
+    elif y.dtype == tl.bfloat16:
+        high = x.to(tl.bfloat16)
+        out = tl.dot(high, y) + tl.dot((x - high.to(tl.float32)).to(tl.bfloat16), y)
+    else:
+        out = tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision=PRECISION)
+    return out
+
+
+@triton.jit
+def unit_inverse(lower, PRECISION: tl.constexpr):
+    """(I + lower)⁻¹ of a strictly lower triangle [CHUNK, CHUNK] in float32. The blocks on the diagonal are inverted by forward
+    substitution, all at once; D, their inverse, times what is below them is N, of which N⁴ is 0: (I - N) (I + N²) D.
+    """
+    b, n = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
+    own = (b[:, None] == b[None, :])[:, None, :, None]
+    blocks = tl.reshape(lower, [BLOCKS, BLOCK, BLOCKS, BLOCK])
+    diagonal = tl.sum(tl.where(own, blocks, 0.0), 2)
+    r, c = n[None, :, None], n[None, None, :]
+    inverse = tl.where(r == c, 1.0, 0.0) + tl.zeros([BLOCKS, BLOCK, BLOCK], tl.float32)
+    for i in range(BLOCK - 1):  # row i is done: it is taken off the rows below
+        column = tl.sum(tl.where(c == i, diagonal, 0.0), 2)
+        row = tl.sum(tl.where(r == i, inverse, 0.0), 1)
+        inverse -= column[:, :, None] * row[:, None, :]
+    whole = tl.reshape(tl.where(own, inverse[:, :, None, :], 0.0), [CHUNK, CHUNK])
     r, c = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    inverse = -lower
-    for i in range(1, CHUNK):
-        row = tl.sum(tl.where(r == i, inverse, 0.0), 0)
-        column = tl.sum(tl.where(c == r, row[None, :], 0.0), 1)
-        inverse = tl.where(r == i, (row + tl.sum(column[:, None] * inverse, 0))[None, :], inverse)
-    return inverse + tl.where(r == c, 1.0, 0.0)
+    below = tl.dot(whole, tl.where(r // BLOCK > c // BLOCK, lower, 0.0), input_precision=PRECISION)
+    squared = tl.dot(below, below, input_precision=PRECISION)
+    whole += tl.dot(squared, whole, input_precision=PRECISION)
+    return whole - tl.dot(below, whole, input_precision=PRECISION)
