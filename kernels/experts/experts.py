@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.kernels.experts import align, four_bits, grouped, pairs, routing, scaled, tiles
-from quire.kernels.experts.experts_reference import Act, SwiGLU, Weights, is_gated
+from quire.kernels.experts.experts_reference import Act, Gelu, Weights, is_gated
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
@@ -86,7 +86,7 @@ def experts(
     if num_routed and not isinstance(w, Weights):
         raise ValueError("experts: some of all experts need weights in floats")
     if isinstance(w, FourBitWeights):
-        return four_bits.experts(x, w, ids, weights, _gated(act), shared, config=config, pdl=pdl)
+        return four_bits.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
     if isinstance(w, ScaledWeights):
         return scaled.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
     if not x.dtype == w.gate_up.dtype == w.down.dtype:
@@ -110,17 +110,10 @@ def experts(
 def _configuration(
     x: torch.Tensor, w: Weights, act: Act, top_k: int, num_experts: int
 ) -> RowConfig | PairConfig | TilesConfig | WideConfig:
-    config = choose_wide(len(x), top_k, num_experts)
+    config = None if isinstance(act, Gelu) else choose_wide(len(x), top_k, num_experts)
     if config and grouped.supports(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), pairs.can_use_mma(x, w.down.shape[2]))
-
-
-def _gated(act: Act) -> SwiGLU:
-    """The activation for kernels of 4 bits, which know no experts without a gate."""
-    if not isinstance(act, SwiGLU):
-        raise ValueError("experts: those without a gate need weights in floats or of 8 bits")
-    return act
 
 
 def _check(

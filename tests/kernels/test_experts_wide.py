@@ -144,6 +144,17 @@ def test_four_bits_as_the_source_says(emulated, config, form):
     check(four_bits_wide, w, plain, rows, top_k, config, CLAMPED, skewed=form == 32)
 
 
+@pytest.mark.parametrize("form", ["mx", 64])
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=lambda config: f"{config.rows} rows")
+def test_four_bits_without_a_gate_as_the_source_says(emulated, config, form):
+    g = torch.Generator().manual_seed(8)
+    num_experts, hidden, inner, rows, top_k = 4, 160, 224, 40, 3
+    pairs = [made(form, (num_experts, *size), g) for size in ((inner, hidden), (hidden, inner))]
+    biases = [(torch.randn(num_experts, n, generator=g) / 2).to(BF16) for n in (inner, hidden)]
+    w = FourBitWeights(*(packed for packed, _ in pairs), *biases)
+    check(four_bits_wide, w, Weights(*(values.to(BF16) for _, values in pairs), *biases), rows, top_k, config, Relu2())
+
+
 def test_the_list_and_the_rows_are_no_longer_than_shapes_say():
     work = work_of(torch.tensor([[0, 3], [3, 1], [4, 4]], dtype=torch.int32), 4, 2)
     assert work.num_slots == 6 // 2 + 4 and work.places[3, 0] == 3
