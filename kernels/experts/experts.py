@@ -93,7 +93,7 @@ def experts(
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
         raise ValueError("experts: weights must be contiguous")
-    config, are_some = config or _configuration(x, w, act, ids.shape[1], num_routed or len(w.down)), num_routed > 0
+    config, are_some = config or configuration(x, w, act, ids.shape[1], num_routed or len(w.down)), num_routed > 0
     if isinstance(config, RowConfig):
         from quire.kernels.experts import pairs_row
 
@@ -107,9 +107,10 @@ def experts(
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
 
 
-def _configuration(
+def configuration(
     x: torch.Tensor, w: Weights, act: Act, top_k: int, num_experts: int
 ) -> RowConfig | PairConfig | TilesConfig | WideConfig:
+    """The configuration for x [rows, H], k of E experts a row, on x's device."""
     config = None if isinstance(act, Gelu) else choose_wide(len(x), top_k, num_experts)
     if config and grouped.supports(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config

@@ -5,8 +5,8 @@ import torch
 from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE, made
 
 from quire.kernels.experts import experts_reference
-from quire.kernels.experts.experts_reference import Relu2, SwiGLU, Weights, is_gated
-from quire.kernels.tuning.configs import WideConfig, WideTile
+from quire.kernels.experts.experts_reference import Gelu, Relu2, SwiGLU, Weights, is_gated
+from quire.kernels.tuning.configs import TilesConfig, WideConfig, WideTile
 from quire.kernels.tuning.default import EXPERTS
 
 pytest.importorskip("triton")
@@ -176,6 +176,10 @@ def test_the_table_chooses_by_rows_an_expert_gets(monkeypatch):
     assert grouped.supports(x, w, w, (BF16,), 64)
     assert not grouped.supports(x, w, w, (BF16,), 60) and not grouped.supports(x.float(), w, w, (BF16,), 64)
     assert not grouped.supports(x, w.mT, w, (BF16,), 64)
+    w = Weights(torch.empty(2, 16, 64, dtype=BF16), torch.empty(2, 64, 16, dtype=BF16))
+    many = torch.empty(600, 64, dtype=BF16)
+    found = [type(experts.configuration(many, w, act, 2, 2)) for act in (Relu2(), Gelu())]
+    assert found == [WideConfig, TilesConfig]  # the kernel for many rows knows no exact GELU
 
 
 # -------------------------------------------------------------------------------------------------------------- a GPU
