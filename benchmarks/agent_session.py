@@ -41,10 +41,9 @@ class Client:
         self._model, self._timeout_s = args.model, args.timeout
 
     def request(self, prompt: list[int], max_tokens: int) -> bytes:
-        body = {
-            "model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
-        }  # fmt: skip
+        streamed = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        body = {"model": self._model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+        body |= streamed
         return self._target.request(json.dumps(body, separators=(",", ":")).encode())
 
     async def ask(self, request: bytes) -> Answer:
