@@ -1,7 +1,8 @@
 """Write model folders with the sizes of published models that have recurrent layers: `hybrid_shapes.py OUT [NAME ...]`.
 
 A folder has config.json and a tokenizer of bytes padded to the vocabulary's size, and no weights: run it with
-`--load-format dummy`. vLLM reads the same folders. The sizes are those of the checkpoints' config.json.
+`--load-format dummy`. The sizes are those of the checkpoints' config.json; Qwen3.8-27B's are the 27B's of Qwen3.5 and 3.6.
+vLLM reads the same folders from 0.28 on: before, it knew Qwen3.5's language model as a part of the one with images alone.
 """
 
 import argparse
@@ -132,7 +133,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         topk_group=1,
     ),
     "Nemotron-H-8B": _nemotron_h(
-        "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-",
+        "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
         hidden_size=4096,
         intermediate_size=21504,
         num_key_value_heads=8,

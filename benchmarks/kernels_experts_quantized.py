@@ -19,7 +19,7 @@ from kernels_attention import graph_us
 from kernels_experts import LAYERS, MODELS, Layer, by_torch, choose_ids, make_weights
 from workload import Mixture
 
-from quire.kernels.experts import experts, four_bits, pairs, scaled
+from quire.kernels.experts import experts, four_bits_pairs, pairs, scaled
 from quire.kernels.experts.experts_reference import SwiGLU
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights, new_int, new_mx
 from quire.kernels.experts.scaled_weight import BLOCK, ScaledExperts, ScaledWeights
@@ -71,7 +71,7 @@ def measure(name: str, form: str, rows: int, weights: list[Any], layers: list[La
     layers = [layer._replace(ids=choose_ids(m, rows), scale=torch.rand(rows, m.top_k, device="cuda")) for layer in layers]
     ways = {"chosen": calls_of(weights, layers, x, act, None)}
     if rows <= pairs.MAX_ROWS:
-        ways["pairs"] = calls_of(weights, layers, x, act, scaled.PAIRS if form.startswith("fp8") else four_bits.PAIRS)
+        ways["pairs"] = calls_of(weights, layers, x, act, scaled.PAIRS if form.startswith("fp8") else four_bits_pairs.PAIRS)
     ways |= {"bf16": calls_of([layer.weights for layer in layers], layers, x, act, None)}
     ways |= {"torch": [by_torch(x, layer, m) for layer in layers]}
     chosen = sum(len(layer.ids.unique()) for layer in layers) / len(layers)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.kernels.experts import align, four_bits, grouped, pairs, routing, scaled, tiles
-from quire.kernels.experts.experts_reference import Act, SwiGLU, Weights, is_gated
+from quire.kernels.experts.experts_reference import Act, Gelu, Weights, is_gated
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.experts.scaled_weight import ScaledWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN
@@ -86,14 +86,14 @@ def experts(
     if num_routed and not isinstance(w, Weights):
         raise ValueError("experts: some of all experts need weights in floats")
     if isinstance(w, FourBitWeights):
-        return four_bits.experts(x, w, ids, weights, _gated(act), shared, config=config, pdl=pdl)
+        return four_bits.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
     if isinstance(w, ScaledWeights):
         return scaled.experts(x, w, ids, weights, act, shared, config=config, pdl=pdl)
     if not x.dtype == w.gate_up.dtype == w.down.dtype:
         raise ValueError(f"experts: x {x.dtype} and weights {w.gate_up.dtype}, {w.down.dtype} need one dtype")
     if not (w.gate_up.is_contiguous() and w.down.is_contiguous()):
         raise ValueError("experts: weights must be contiguous")
-    config, are_some = config or _configuration(x, w, act, ids.shape[1], num_routed or len(w.down)), num_routed > 0
+    config, are_some = config or configuration(x, w, act, ids.shape[1], num_routed or len(w.down)), num_routed > 0
     if isinstance(config, RowConfig):
         from quire.kernels.experts import pairs_row
 
@@ -107,20 +107,14 @@ def experts(
     return tiles.experts(x, w, ids, weights, act, shared, config, are_some=are_some, pdl=pdl)
 
 
-def _configuration(
+def configuration(
     x: torch.Tensor, w: Weights, act: Act, top_k: int, num_experts: int
 ) -> RowConfig | PairConfig | TilesConfig | WideConfig:
-    config = choose_wide(len(x), top_k, num_experts)
+    """The configuration for x [rows, H], k of E experts a row, on x's device."""
+    config = None if isinstance(act, Gelu) else choose_wide(len(x), top_k, num_experts)
     if config and grouped.supports(x, w.gate_up, w.down, (torch.bfloat16, torch.float16), w.down.shape[2]):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), pairs.can_use_mma(x, w.down.shape[2]))
-
-
-def _gated(act: Act) -> SwiGLU:
-    """The activation for kernels of 4 bits, which know no experts without a gate."""
-    if not isinstance(act, SwiGLU):
-        raise ValueError("experts: those without a gate need weights in floats or of 8 bits")
-    return act
 
 
 def _check(

@@ -10,8 +10,8 @@ to the last bit in any batch.
 import torch
 
 from quire.kernels.experts import four_bits_pairs, four_bits_tiles, grouped
-from quire.kernels.experts.experts_reference import SwiGLU
-from quire.kernels.experts.four_bits_pairs import Pairs
+from quire.kernels.experts.experts_reference import Act, Gelu
+from quire.kernels.experts.four_bits_pairs import PAIRS, Pairs
 from quire.kernels.experts.four_bits_tiles import Tiles
 from quire.kernels.experts.four_bits_weight import FourBitWeights
 from quire.kernels.triton_support import hopper
@@ -20,7 +20,7 @@ from quire.kernels.tuning.configs import RowConfig, WideConfig
 from quire.kernels.tuning.current import cached, current
 
 PAIR_ROWS = 2  # up to which a product a pair is used
-PAIRS, EXACT = Pairs(2, 4, 0, 0), Tiles(16, 32, 32, 4, 2)
+EXACT = Tiles(16, 32, 32, 4, 2)
 
 
 @cached
@@ -63,14 +63,14 @@ def experts(
     w: FourBitWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     *,
     pdl: int = PLAIN,
     config: RowConfig | Pairs | Tiles | WideConfig | None = None,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], with experts ids [T, k]; arguments as checked by `experts.experts`."""
-    config = config or _configuration(x, w, ids.shape[1])
+    config = config or _configuration(x, w, act, ids.shape[1])
     if isinstance(config, RowConfig):
         from quire.kernels.experts import four_bits_row
 
@@ -84,8 +84,8 @@ def experts(
     return four_bits_tiles.experts(x, w, ids, weights, act, shared, config, pdl=pdl)
 
 
-def _configuration(x: torch.Tensor, w: FourBitWeights, top_k: int) -> RowConfig | Pairs | Tiles | WideConfig:
+def _configuration(x: torch.Tensor, w: FourBitWeights, act: Act, top_k: int) -> RowConfig | Pairs | Tiles | WideConfig:
     num_experts = len(w.gate_up.words)
-    if _supports_wide(x, w) and (config := choose_wide(len(x), top_k, num_experts)):
+    if not isinstance(act, Gelu) and _supports_wide(x, w) and (config := choose_wide(len(x), top_k, num_experts)):
         return config
     return choose(len(x), top_k, num_experts, x.element_size(), _can_use_mma(x, w))

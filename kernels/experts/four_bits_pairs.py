@@ -14,12 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Act
 from quire.kernels.experts.four_bits_numbers import inputs, numbers, scale_and_offset, scale_of
 from quire.kernels.experts.four_bits_tiles import operands, sizes
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.pairs import MAX_ROWS
-from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.experts.swiglu import constants, swiglu, ungated
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 LARGE, SMALL = tl.constexpr(2.0**64), tl.constexpr(2.0**-64)
@@ -32,6 +32,9 @@ class Pairs(NamedTuple):
     down_n: int
     block_words: int
     num_warps: int
+
+
+PAIRS = Pairs(2, 4, 0, 0)
 
 
 @triton.jit
@@ -95,7 +98,8 @@ def _gate_up_kernel(
     x_ptr, w_ptr, s_ptr, z_ptr, factor_ptr, bias_ptr, ids_ptr, out_ptr, x_stride, N,
     K: tl.constexpr, WORDS: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK: tl.constexpr, MX: tl.constexpr, ZEROS: tl.constexpr, BIAS: tl.constexpr,
-    LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
+    GATED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1).to(tl.int64)
@@ -103,27 +107,34 @@ def _gate_up_kernel(
     wait_for_previous(PDL)
     expert = tl.load(ids_ptr + pair).to(tl.int64)
     x_row = x_ptr + (pair // TOP_K) * x_stride
-    w_row = w_ptr + (expert * 2 * N + n) * WORDS
+    total = (2 if GATED else 1) * N  # an expert's rows of W
+    w_row = w_ptr + (expert * total + n) * WORDS
     up_row = w_row + N.to(tl.int64) * WORDS
-    at = expert * SCALES * 2 * N + n
+    at = expert * SCALES * total + n
     gate = tl.zeros([BLOCK_N, BLOCK], tl.float32)
     up = gate
     for start in tl.static_range(0, WORDS // 4, BLOCK):
         columns = start + tl.arange(0, BLOCK)
         mask = live[:, None] & (columns < WORDS // 4)[None, :]
-        words, up_words = _words(w_row, start, live, BLOCK, WORDS), _words(up_row, start, live, BLOCK, WORDS)
         block = columns // 4
-        fours, up_fours = _fours(s_ptr, at, block, 2 * N, mask, MX), _fours(s_ptr, at + N, block, 2 * N, mask, MX)
+        words, fours = _words(w_row, start, live, BLOCK, WORDS), _fours(s_ptr, at, block, total, mask, MX)
+        if GATED:
+            up_words, up_fours = _words(up_row, start, live, BLOCK, WORDS), _fours(s_ptr, at + N, block, total, mask, MX)
         for t in tl.static_range(4):
             low, high = _x_pair(x_row, start, t, BLOCK, K, MX)
             k = block * 128 + 32 * t
-            gate = _added(gate, words, fours, low, high, s_ptr, z_ptr, at, k, 2 * N, mask, t, GROUP, MX, ZEROS)
-            up = _added(up, up_words, up_fours, low, high, s_ptr, z_ptr, at + N, k, 2 * N, mask, t, GROUP, MX, ZEROS)
-    first = expert * 2 * N + n
+            gate = _added(gate, words, fours, low, high, s_ptr, z_ptr, at, k, total, mask, t, GROUP, MX, ZEROS)
+            if GATED:
+                up = _added(up, up_words, up_fours, low, high, s_ptr, z_ptr, at + N, k, total, mask, t, GROUP, MX, ZEROS)
+    first = expert * total + n
     gate_sum = _finished(gate, factor_ptr, bias_ptr, first, live, MX, BIAS)
-    up_sum = _finished(up, factor_ptr, bias_ptr, first + N, live, MX, BIAS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    tl.store(out_ptr + pair * N + n, swiglu(gate_sum, up_sum, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype), live)
+    if GATED:
+        up_sum = _finished(up, factor_ptr, bias_ptr, first + N, live, MX, BIAS)
+        h = swiglu(gate_sum, up_sum, dtype, LIMIT, ALPHA, OFFSET, CUBIC)
+    else:
+        h = ungated(gate_sum, dtype, ALPHA)
+    tl.store(out_ptr + pair * N + n, h.to(dtype), live)
 
 
 @triton.jit
@@ -174,33 +185,42 @@ def _options(w: FourBits, config: Pairs, pdl: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def gate_up(
+    x: torch.Tensor, w: FourBitWeights, ids: torch.Tensor, act: Act, config: Pairs, *, pdl: int = PLAIN
+) -> torch.Tensor:
+    """h [T k, I] of x [T, H], 1 to 16 rows."""
+    if len(x) > MAX_ROWS:
+        raise ValueError(f"experts: {len(x)} rows are too many for a product a pair")
+    if x.stride(0) % 2 or x.data_ptr() % 4:  # two numbers are read as one
+        x = x.contiguous()
+    is_gated, limit, alpha, offset, cubic = constants(act)
+    inner, bias = w.down.inputs, w.gate_up_bias
+    h = x.new_empty(ids.numel(), inner)
+    _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), ids.numel())](
+        x, *operands(w.gate_up), x if bias is None else bias, ids, h, x.stride(0), inner, *sizes(w.gate_up), ids.shape[1],
+        config.gate_up_n, BIAS=bias is not None, GATED=is_gated, LIMIT=limit, ALPHA=alpha, OFFSET=offset, CUBIC=cubic,
+        **_options(w.gate_up, config, pdl),
+    )  # fmt: skip
+    return h
+
+
 def experts(
     x: torch.Tensor,
     w: FourBitWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: Pairs,
     *,
     pdl: int = PLAIN,
 ) -> torch.Tensor:
     """[T, H] of x [T, H], 1 to 16 rows, with experts ids [T, k]; arguments as checked by `experts.experts`."""
-    (rows, hidden), inner, top_k = x.shape, w.down.inputs, ids.shape[1]
-    if rows > MAX_ROWS:
-        raise ValueError(f"experts: {rows} rows are too many for a product a pair")
-    if x.stride(0) % 2 or x.data_ptr() % 4:  # two numbers are read as one
-        x = x.contiguous()
-    h, out = x.new_empty(rows * top_k, inner), x.new_empty(rows, hidden)
-    bias, down_bias = w.gate_up_bias, w.down_bias
-    _gate_up_kernel[(triton.cdiv(inner, config.gate_up_n), rows * top_k)](
-        x, *operands(w.gate_up), x if bias is None else bias, ids, h, x.stride(0), inner, *sizes(w.gate_up), top_k,
-        config.gate_up_n, BIAS=bias is not None, LIMIT=act.limit, ALPHA=act.alpha, OFFSET=act.offset, CUBIC=act.cubic,
-        **_options(w.gate_up, config, pdl),
-    )  # fmt: skip
+    (rows, hidden), bias = x.shape, w.down_bias
+    h, out = gate_up(x, w, ids, act, config, pdl=pdl), x.new_empty(rows, hidden)
     _down_kernel[(triton.cdiv(hidden, config.down_n), rows)](
-        h, *operands(w.down), x if down_bias is None else down_bias, x if shared is None else shared, ids, weights, out,
-        0 if shared is None else shared.stride(0), hidden, *sizes(w.down), top_k, config.down_n, BIAS=down_bias is not None,
+        h, *operands(w.down), x if bias is None else bias, x if shared is None else shared, ids, weights, out,
+        0 if shared is None else shared.stride(0), hidden, *sizes(w.down), ids.shape[1], config.down_n, BIAS=bias is not None,
         SHARED=shared is not None, **_options(w.down, config, pdl),
     )  # fmt: skip
     return out

@@ -15,8 +15,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from quire.kernels.experts import four_bits_warp
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts import four_bits_pairs, four_bits_warp
+from quire.kernels.experts.experts_reference import Act, SwiGLU
+from quire.kernels.experts.four_bits_pairs import PAIRS
 from quire.kernels.experts.four_bits_tiles import operands, sizes
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.row_four_bits import codes, less, load_block, span, times
@@ -219,8 +220,10 @@ def _options(w: FourBits, warps: int, pairs: int, config: RowConfig, pdl: int) -
     return {"ROW_PAIRS": pairs, **options} if warps == 1 else {"WARPS": warps, **options}
 
 
-def _gate_up(x: torch.Tensor, w: FourBitWeights, ids: torch.Tensor, act: SwiGLU, config: RowConfig, pdl: int) -> torch.Tensor:
-    """h [T k, I] of x [T, H]."""
+def _gate_up(x: torch.Tensor, w: FourBitWeights, ids: torch.Tensor, act: Act, config: RowConfig, pdl: int) -> torch.Tensor:
+    """h [T k, I] of x [T, H]; without a gate on the plain cores."""
+    if not isinstance(act, SwiGLU):
+        return four_bits_pairs.gate_up(x, w, ids, act, PAIRS, pdl=pdl)
     inner, bias, warps = w.down.inputs, w.gate_up_bias, config.gate_up_warps
     h = x.new_empty(ids.numel(), inner)
     kernel, columns = (four_bits_warp.gate_up_kernel, config.gate_up_pairs) if warps == 1 else (_gate_up_kernel, OUTPUTS.value)
@@ -237,7 +240,7 @@ def experts(
     w: FourBitWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: RowConfig,
     *,

@@ -1,6 +1,6 @@
 """4-bit experts in tiles of one expert's rows (`align`), as in `tiles` for 16 bits: any GPU, any number of rows.
 
-    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
+    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`; without a gate, up's rows alone
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
 Then `tiles.add_up`. W's numbers are computed in registers, rounded to x's type and passed to the tensor cores through shared
@@ -16,10 +16,10 @@ import triton.language as tl
 
 from quire.kernels.experts import tiles
 from quire.kernels.experts.align import Alignment, align
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Act
 from quire.kernels.experts.four_bits_numbers import codes, less, numbers, scale_and_offset, scale_of, times
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
-from quire.kernels.experts.swiglu import swiglu
+from quire.kernels.experts.swiglu import constants, swiglu, ungated
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 _place = tiles.place
@@ -81,12 +81,23 @@ def _block(
     return both.permute(0, 3, 4, 1, 2).reshape(words.shape[0], 128).trans(1, 0)
 
 
+@triton.jit
+def _finished(acc, factor_ptr, bias_ptr, at, live, MX: tl.constexpr, BIAS: tl.constexpr):
+    """Sums [BLOCK_M, BLOCK_N], with the columns' factors and bias."""
+    if MX:
+        acc *= tl.load(factor_ptr + at, live, other=0.0)[None, :]
+    if BIAS:
+        acc += tl.load(bias_ptr + at, live, other=0.0).to(tl.float32)[None, :]
+    return acc
+
+
 @triton.jit(do_not_specialize=["slots"])
 def _gate_up_kernel(
     x_ptr, w_ptr, s_ptr, z_ptr, factor_ptr, bias_ptr, out_ptr, order_ptr, tiles_ptr, x_stride, slots, N,
     K: tl.constexpr, WORDS: tl.constexpr, SCALES: tl.constexpr, GROUP: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BAND: tl.constexpr, MX: tl.constexpr, ZEROS: tl.constexpr,
-    BIAS: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr, CUBIC: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr, ALPHA: tl.constexpr, OFFSET: tl.constexpr,
+    CUBIC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     slot, column = _place(slots, tl.cdiv(N, BLOCK_N), BAND)
     wait_for_previous(PDL)
@@ -100,26 +111,27 @@ def _gate_up_kernel(
     live = n < N
     rows = tl.load(order_ptr + begin + m, m < size, other=0) // TOP_K  # rows beyond the tile are another's, and not stored
     x_at = x_ptr + rows.to(tl.int64)[:, None] * x_stride + k[None, :]
-    w_row = w_ptr + (expert * 2 * N + n)[:, None] * WORDS + tl.arange(0, 16)[None, :]
+    total = (2 if GATED else 1) * N  # an expert's rows of W
+    w_row = w_ptr + (expert * total + n)[:, None] * WORDS + tl.arange(0, 16)[None, :]
     up_row = w_row + N.to(tl.int64) * WORDS
-    at = expert * SCALES * 2 * N + n
+    at = expert * SCALES * total + n
     gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     up = gate
     for block in range(WORDS // 16):
         x = tl.load(x_at + block * 128, (k < K - block * 128)[None, :], other=0.0)
-        w = _block(w_row, s_ptr, z_ptr, at, block, 2 * N, live, GROUP, MX, ZEROS, x.dtype)
+        w = _block(w_row, s_ptr, z_ptr, at, block, total, live, GROUP, MX, ZEROS, x.dtype)
         gate = tl.dot(x, w, gate, input_precision="ieee")
-        w = _block(up_row, s_ptr, z_ptr, at + N, block, 2 * N, live, GROUP, MX, ZEROS, x.dtype)
-        up = tl.dot(x, w, up, input_precision="ieee")
-    first = expert * 2 * N + n
-    if MX:
-        gate *= tl.load(factor_ptr + first, live, other=0.0)[None, :]
-        up *= tl.load(factor_ptr + first + N, live, other=0.0)[None, :]
-    if BIAS:
-        gate += tl.load(bias_ptr + first, live, other=0.0).to(tl.float32)[None, :]
-        up += tl.load(bias_ptr + first + N, live, other=0.0).to(tl.float32)[None, :]
+        if GATED:
+            w = _block(up_row, s_ptr, z_ptr, at + N, block, total, live, GROUP, MX, ZEROS, x.dtype)
+            up = tl.dot(x, w, up, input_precision="ieee")
+    first = expert * total + n
+    gate = _finished(gate, factor_ptr, bias_ptr, first, live, MX, BIAS)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype)
+    if GATED:
+        up = _finished(up, factor_ptr, bias_ptr, first + N, live, MX, BIAS)
+        h = swiglu(gate, up, dtype, LIMIT, ALPHA, OFFSET, CUBIC).to(dtype)
+    else:
+        h = ungated(gate, dtype, ALPHA).to(dtype)
     tl.store(out_ptr + (begin + m)[:, None] * N + n[None, :], h, (m < size)[:, None] & live[None, :])
 
 
@@ -147,10 +159,7 @@ def _down_kernel(
     for block in range(WORDS // 16):
         h = tl.load(h_at + block * 128, (k < K - block * 128)[None, :], other=0.0)
         acc = tl.dot(h, _block(w_row, s_ptr, z_ptr, at, block, N, live, GROUP, MX, ZEROS, h.dtype), acc, input_precision="ieee")
-    if MX:
-        acc *= tl.load(factor_ptr + expert * N + n, live, other=0.0)[None, :]
-    if BIAS:
-        acc += tl.load(bias_ptr + expert * N + n, live, other=0.0).to(tl.float32)[None, :]
+    acc = _finished(acc, factor_ptr, bias_ptr, expert * N + n, live, MX, BIAS)
     pairs = tl.load(order_ptr + begin + m, m < size, other=0)
     y = acc * tl.load(weights_ptr + pairs, m < size, other=0.0)[:, None]
     out = out_ptr + pairs.to(tl.int64)[:, None] * N + n[None, :]
@@ -178,15 +187,16 @@ def _options(w: FourBits, config: Tiles, block_n: int, pdl: int) -> tuple[int, d
 
 
 def gate_up(
-    x: torch.Tensor, w: FourBitWeights, act: SwiGLU, at: Alignment, top_k: int, config: Tiles, *, pdl: int = PLAIN
+    x: torch.Tensor, w: FourBitWeights, act: Act, at: Alignment, top_k: int, config: Tiles, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """h [P, I] in the order of `at`, of x [T, H]."""
-    inner, bias = w.gate_up.words.shape[1] // 2, w.gate_up_bias
+    is_gated, limit, alpha, offset, cubic = constants(act)
+    inner, bias = w.down.inputs, w.gate_up_bias
     h = x.new_empty(len(at.order), inner)
     n, options = _options(w.gate_up, config, config.gate_up_n, pdl)
     _gate_up_kernel[(at.num_slots * triton.cdiv(inner, n),)](
         x, *operands(w.gate_up), x if bias is None else bias, h, at.order, at.tiles, x.stride(0), at.num_slots, inner,
-        *sizes(w.gate_up), top_k, BIAS=bias is not None, LIMIT=act.limit, ALPHA=act.alpha, OFFSET=act.offset, CUBIC=act.cubic,
+        *sizes(w.gate_up), top_k, BIAS=bias is not None, GATED=is_gated, LIMIT=limit, ALPHA=alpha, OFFSET=offset, CUBIC=cubic,
         **options,
     )  # fmt: skip
     return h
@@ -211,7 +221,7 @@ def experts(
     w: FourBitWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: Tiles,
     *,

@@ -1,6 +1,6 @@
 """4-bit experts for many rows on Hopper (Gluon): `linear/int4_wide` over tiles of one expert's rows.
 
-    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`
+    gate_up   h[p] = act(x[row of p] @ gate_up[e]^T + b)       p: place in the order of `align`; without a gate, up's rows alone
     down      y[pair of p] = weights[pair] (h[p] @ down[e]^T + b')
 
 Operands as in `four_bits_tiles`, x bfloat16 (integers: float16, too). A program is a producer warp, which has TMA copy words of
@@ -19,11 +19,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from quire.kernels.experts import grouped, grouped_hopper, tiles
-from quire.kernels.experts.experts_reference import SwiGLU
+from quire.kernels.experts.experts_reference import Act, Relu2
 from quire.kernels.experts.four_bits_operands import mx_operand, prefetch_scales, scales_of_stage
 from quire.kernels.experts.four_bits_weight import FourBits, FourBitWeights
 from quire.kernels.experts.grouped import Work
-from quire.kernels.experts.grouped_hopper import place_of, store, swiglu, wait_for_previous
+from quire.kernels.experts.grouped_hopper import place_of, relu2, store, swiglu, wait_for_previous
+from quire.kernels.experts.swiglu import constants
 from quire.kernels.linear.int4_operands import BLOCK_K, MAGIC, WORDS, int_operand, load_words, rows_of, scales_of_block
 from quire.kernels.linear.int4_weight import BLOCK, BLOCK_WORDS
 from quire.kernels.triton_support import hopper, tma
@@ -79,8 +80,8 @@ def _produce(
 @gluon.jit
 def _finish(
     acc, weight, bias_ptr, output, expert, begin, size, stripe, N, BLOCK_M: gl.constexpr, MX: gl.constexpr,
-    BIAS: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr,
-    CUBIC: gl.constexpr, layout: gl.constexpr,
+    BIAS: gl.constexpr, PLACED: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr,
+    OFFSET: gl.constexpr, CUBIC: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
     """The end of a stripe with sums [STRIPE, BLOCK_M]: factors, biases, activation, stores."""
     WIDTH: gl.constexpr = STRIPE // 2 if GATED else STRIPE
@@ -94,7 +95,9 @@ def _finish(
     if GATED:
         gate, up = gl.split(acc.reshape([4, 2, 8, BLOCK_M]).permute((0, 2, 3, 1)))
         values = swiglu(gate, up, output[0].dtype.element_ty, LIMIT, ALPHA, OFFSET, CUBIC).reshape([WIDTH, BLOCK_M])
-    store(values, output, begin, size, stripe * WIDTH, N, GATED, BLOCK_M, WIDTH)
+    elif PLACED:
+        values = relu2(acc, output[0].dtype.element_ty)
+    store(values, output, begin, size, stripe * WIDTH, N, PLACED, BLOCK_M, WIDTH)
 
 
 @gluon.jit
@@ -102,7 +105,8 @@ def _tile(
     shared, weight, bias_ptr, output, magic, this, following, begin, size, step, scales, zeros, N, k_blocks,
     WARPGROUP: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCKS: gl.constexpr,
     STRIPES: gl.constexpr, STAGES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr,
-    GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr,
+    PLACED: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr,
+    CUBIC: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup's half of the tile `this` (expert, tile of W); ROWS of its BLOCK_M rows of x are computed.
 
@@ -155,7 +159,7 @@ def _tile(
     for i in gl.static_range(STRIPES):
         _finish(
             sums[i], weight, bias_ptr, output, expert, begin, size, (tile * 2 + WARPGROUP) * STRIPES + i, N,
-            ROWS, MX, BIAS, GATED, LIMIT, ALPHA, OFFSET, CUBIC, layout,
+            ROWS, MX, BIAS, PLACED, GATED, LIMIT, ALPHA, OFFSET, CUBIC, layout,
         )  # fmt: skip
     return step, scales, zeros
 
@@ -164,8 +168,8 @@ def _tile(
 def _consume(
     shared, places_ptr, weight, bias_ptr, output, magic, N, columns, slots, k_blocks, WARPGROUP: gl.constexpr,
     GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCKS: gl.constexpr, STRIPES: gl.constexpr, STAGES: gl.constexpr,
-    MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr,
-    ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr, PDL: gl.constexpr,
+    MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr, PLACED: gl.constexpr, GATED: gl.constexpr,
+    LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0 or 1: the first or the second STRIPES stripes of each tile of W."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -187,20 +191,20 @@ def _consume(
             if size <= BLOCK_M // 2:
                 step, scales, zeros = _tile(
                     shared, weight, bias_ptr, output, magic, this, following, begin, size, step, scales, zeros, N, k_blocks,
-                    WARPGROUP, GROUP, BLOCK_M // 2, BLOCK_M, BLOCKS, STRIPES, STAGES, MX, ZEROS, BIAS, GATED,
-                    LIMIT, ALPHA, OFFSET, CUBIC,
+                    WARPGROUP, GROUP, BLOCK_M // 2, BLOCK_M, BLOCKS, STRIPES, STAGES, MX, ZEROS, BIAS, PLACED,
+                    GATED, LIMIT, ALPHA, OFFSET, CUBIC,
                 )  # fmt: skip
             else:
                 step, scales, zeros = _tile(
                     shared, weight, bias_ptr, output, magic, this, following, begin, size, step, scales, zeros, N, k_blocks,
-                    WARPGROUP, GROUP, BLOCK_M, BLOCK_M, BLOCKS, STRIPES, STAGES, MX, ZEROS, BIAS, GATED,
-                    LIMIT, ALPHA, OFFSET, CUBIC,
+                    WARPGROUP, GROUP, BLOCK_M, BLOCK_M, BLOCKS, STRIPES, STAGES, MX, ZEROS, BIAS, PLACED,
+                    GATED, LIMIT, ALPHA, OFFSET, CUBIC,
                 )  # fmt: skip
         else:
             step, scales, zeros = _tile(
                 shared, weight, bias_ptr, output, magic, this, following, begin, size, step, scales, zeros, N, k_blocks,
-                WARPGROUP, GROUP, BLOCK_M, BLOCK_M, BLOCKS, STRIPES, STAGES, MX, ZEROS, BIAS, GATED,
-                LIMIT, ALPHA, OFFSET, CUBIC,
+                WARPGROUP, GROUP, BLOCK_M, BLOCK_M, BLOCKS, STRIPES, STAGES, MX, ZEROS, BIAS, PLACED,
+                GATED, LIMIT, ALPHA, OFFSET, CUBIC,
             )  # fmt: skip
         place, tile, expert = next_place, next_tile, next_expert
 
@@ -209,9 +213,9 @@ def _consume(
 def _kernel(
     x_desc, w_desc, s_ptr, z_ptr, factor_ptr, bias_ptr, weights_ptr, out_ptr, places_ptr, order_ptr, magic, N, columns, slots,
     k_blocks, GROUP: gl.constexpr, BLOCK_M: gl.constexpr, BLOCKS: gl.constexpr, STRIPES: gl.constexpr,
-    STAGES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr,
-    LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr, REGISTERS: gl.constexpr,
-    PDL: gl.constexpr,
+    STAGES: gl.constexpr, MX: gl.constexpr, ZEROS: gl.constexpr, BIAS: gl.constexpr, PLACED: gl.constexpr,
+    GATED: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constexpr, OFFSET: gl.constexpr, CUBIC: gl.constexpr,
+    REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program p: items p, p + programs, ... of places x `columns` tiles of columns."""
     x_buffer = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K * BLOCKS], x_desc.layout)
@@ -234,14 +238,14 @@ def _kernel(
                 _consume,
                 (
                     shared, places_ptr, weight, bias_ptr, output, magic, N, columns, slots, k_blocks, 0, GROUP, BLOCK_M, BLOCKS,
-                    STRIPES, STAGES, MX, ZEROS, BIAS, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
+                    STRIPES, STAGES, MX, ZEROS, BIAS, PLACED, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
                 ),
             ),
             (
                 _consume,
                 (
                     shared, places_ptr, weight, bias_ptr, output, magic, N, columns, slots, k_blocks, 1, GROUP, BLOCK_M, BLOCKS,
-                    STRIPES, STAGES, MX, ZEROS, BIAS, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
+                    STRIPES, STAGES, MX, ZEROS, BIAS, PLACED, GATED, LIMIT, ALPHA, OFFSET, CUBIC, PDL,
                 ),
             ),
             (
@@ -263,12 +267,12 @@ def stage_bytes(rows: int, tile: WideTile) -> int:
 
 
 def _launch(
-    x: torch.Tensor, w: FourBits, bias: torch.Tensor | None, act: SwiGLU | None, weights: torch.Tensor | None,
+    x: torch.Tensor, w: FourBits, bias: torch.Tensor | None, act: Act | None, weights: torch.Tensor | None,
     out: torch.Tensor, work: Work, tile: WideTile, pdl: int,
 ) -> None:  # fmt: skip
-    """x [P, K] in order. With act: gated, out [P, N] by places; without: weights float32 and out are by pairs."""
+    """x [P, K] in order. With act: out [P, N] by places; without: weights float32 and out are by pairs."""
     experts, total, words = w.words.shape
-    is_gated, act = act is not None, act or SwiGLU()
+    is_gated, *numbers = constants(act or Relu2())
     n, mode = out.shape[1], LATE if pdl else PLAIN  # EARLY is for small programs
     width = STRIPE.value // 2 if is_gated else STRIPE.value
     columns = triton.cdiv(n, 2 * tile.stripes * width)
@@ -280,13 +284,13 @@ def _launch(
         w.scales, w.scales if w.zeros is None else w.zeros, w.scales if w.factors is None else w.factors,
         x if bias is None else bias, x if weights is None else weights, out, work.places, work.order,
         MAGIC[x.dtype], n, columns, work.num_slots, words // BLOCK_WORDS, w.group, work.tile, tile.blocks, tile.stripes,
-        grouped_hopper.stages(tile, stage_bytes(work.tile, tile)), w.is_mx, w.zeros is not None, bias is not None, is_gated,
-        act.limit, act.alpha, act.offset, act.cubic, registers, mode, num_warps=4, maxnreg=most, **launch_options(mode),
+        grouped_hopper.stages(tile, stage_bytes(work.tile, tile)), w.is_mx, w.zeros is not None, bias is not None,
+        act is not None, is_gated, *numbers, registers, mode, num_warps=4, maxnreg=most, **launch_options(mode),
     )  # fmt: skip
 
 
 def gate_up(
-    rows: torch.Tensor, w: FourBitWeights, act: SwiGLU, work: Work, config: WideConfig, *, pdl: int = PLAIN
+    rows: torch.Tensor, w: FourBitWeights, act: Act, work: Work, config: WideConfig, *, pdl: int = PLAIN
 ) -> torch.Tensor:
     """h [P, I] of rows [P, H], both by places."""
     h = rows.new_empty(len(rows), w.down.inputs)
@@ -308,7 +312,7 @@ def experts(
     w: FourBitWeights,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    act: SwiGLU,
+    act: Act,
     shared: torch.Tensor | None,
     config: WideConfig,
     *,

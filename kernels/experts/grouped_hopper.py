@@ -50,7 +50,7 @@ def swiglu(gate, up, dtype: gl.constexpr, LIMIT: gl.constexpr, ALPHA: gl.constex
 
 @gluon.jit
 def relu2(up, dtype: gl.constexpr):
-    """As `swiglu.relu2`."""
+    """As `swiglu.ungated`, of Relu2."""
     up = up.to(dtype).to(gl.float32)
     return gl.where(up > 0.0, up * up, 0.0)
 

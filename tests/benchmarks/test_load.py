@@ -144,6 +144,15 @@ def test_a_chunk_without_text_is_no_output_but_an_end_is_one():
     assert done and answer.error == "" and answer.first == answer.end > 0 and answer.gaps == []
 
 
+def test_token_ids_are_output_without_text_and_cached_tokens_are_read():
+    head = HEAD.replace(b"Transfer-Encoding: chunked\r\n", b"")
+    events = (b'{"choices":[{"text":"","token_ids":%s,"finish_reason":null}]}' % ids for ids in (b"[5]", b"[6,7]", b"null"))
+    usage = b'{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}}'
+    lines = [b"data: " + event + b"\n\n" for event in (*events, usage, b"[DONE]")]
+    answer, done, _ = answer_to(head + lines[0], *lines[1:], end=True)
+    assert done and (answer.token_ids, answer.cached_tokens, len(answer.gaps)) == ([5, 6, 7], 8, 1)
+
+
 def test_an_answer_may_be_whole_sized_refused_or_cut_off():
     whole = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
     answer, done, connection = answer_to(whole[:-1], whole[-1:])

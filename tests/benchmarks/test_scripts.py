@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import acceptance
+import agent_session
 import ceilings
 import hostcost_admission
 import http_sse
@@ -25,6 +26,7 @@ import structured
 import structured_host
 import workloads
 from ceilings import Costs, Measured
+from sse_client import Answer
 
 from quire.workers.models.family_table import read_model_config
 
@@ -114,6 +116,30 @@ def test_a_turn_of_a_conversation_alone_goes_on_behind_its_first_token():
         assert going_on == [*asked, 2 * turn + 1]
         if turn:
             assert asked[: 140 * turn] == calls[2 * turn - 1][0] + [2 * turn] * 11
+
+
+def test_a_session_over_http_says_each_time_all_that_was_said(capsys):
+    prompts = []
+
+    class Server:
+        def request(self, prompt, max_tokens):
+            prompts.append(list(prompt))
+            return max_tokens
+
+        async def ask(self, max_tokens):
+            answer, turn = Answer(1.0), len(prompts)
+            answer.first, answer.end = 1.0 + turn, 1.0 + 2 * turn
+            answer.token_ids, answer.cached_tokens = [turn] * max_tokens, 60 * (turn - 1)
+            return answer
+
+    args = argparse.Namespace(new=70, answer=30, vocab_size=500)
+    turns = asyncio.run(agent_session.session(Server(), args, 3, 399))
+    assert [len(prompt) for prompt in prompts] == [70, 170, 270]
+    assert prompts[2][:200] == prompts[1] + [2] * 30 and prompts[1][:100] == prompts[0] + [1] * 30
+    found = agent_session.summary(turns, args)
+    assert (found["turns"], found["tokens"], found["ttft_ms_median"], found["ttft_ms_max"]) == (3, 300, 2500.0, 3000.0)
+    assert (found["cached_of_prompts"], found["cached_of_said_before"]) == (round(180 / 440, 4), 0.6)
+    assert capsys.readouterr().out.count("session 3, turn") == 3
 
 
 def test_a_shared_prefix_is_shared_by_all_requests_of_a_run_and_by_no_other_run():

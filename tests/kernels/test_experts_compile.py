@@ -59,9 +59,10 @@ from quire.kernels.tuning.default import EXPERTS
 module, kind = (wide, Weights) if form == "16" else (four_bits_wide, FourBitWeights)
 rules = EXPERTS.wide if form == "16" else EXPERTS.wide_four_bits
 config = next(config for _, config in rules if config and config.rows == rows)
-w = (meta(8, 2 * 736, 416), meta(8, 416, 736)) if form == "16" else (weight(2 * 736, 416), weight(416, 736))
-w = kind(*w, meta(8, 2 * 736), meta(8, 416))
-module.experts(meta(99, 416), w, ints(99, 2), meta(99, 2, dtype=f32), SwiGLU(limit=7.0, offset=1.0), None, config, pdl=1)
+parts, act = (1, Relu2()) if "ungated" in sys.argv else (2, SwiGLU(limit=7.0, offset=1.0))
+w = (meta(8, parts * 736, 416), meta(8, 416, 736)) if form == "16" else (weight(parts * 736, 416), weight(416, 736))
+w = kind(*w, meta(8, parts * 736), meta(8, 416))
+module.experts(meta(99, 416), w, ints(99, 2), meta(99, 2, dtype=f32), act, None, config, pdl=1)
 print(len(COMPILED) == 4)  # rows in order with the list of tiles, two products, sums
 for kernel in COMPILED:
     with tempfile.TemporaryDirectory() as folder:
@@ -84,7 +85,7 @@ def test_kernels_of_one_row_compile(form, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("rows", "where"), [(1, "portable"), (1, "hopper"), (100, "portable")])
-@pytest.mark.parametrize("form", ["fp8", "fp8-block", "int8"])
+@pytest.mark.parametrize("form", ["mx", "int4-zeros", "fp8", "fp8-block", "int8"])
 def test_kernels_of_experts_without_a_gate_compile(form, rows, where, tmp_path, monkeypatch):
     assert_compiles(PROGRAM, (form, rows, where, "ungated"), tmp_path, monkeypatch)
 
@@ -93,6 +94,11 @@ def test_kernels_of_experts_without_a_gate_compile(form, rows, where, tmp_path, 
 @pytest.mark.parametrize("form", ["16", "mx", "int4", "int4-zeros"])
 def test_kernels_for_many_rows_on_a_hopper_compile(form, rows, tmp_path, monkeypatch):
     assert_compiles(WIDE, (form, rows, "hopper"), tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("form", "rows"), [("16", 64), ("mx", 32), ("mx", 128), ("int4-zeros", 64)])
+def test_kernels_without_a_gate_for_many_rows_compile(form, rows, tmp_path, monkeypatch):
+    assert_compiles(WIDE, (form, rows, "hopper", "ungated"), tmp_path, monkeypatch)
 
 
 LOGITS = """

@@ -5,7 +5,7 @@ import torch
 from experts_cases import CLAMPED, GPT_OSS, QWEN, TOLERANCE, check_dependent_launches, made, mx
 
 from quire.kernels.experts import experts_reference
-from quire.kernels.experts.experts_reference import SwiGLU, Weights
+from quire.kernels.experts.experts_reference import Relu2, SwiGLU, Weights, is_gated
 from quire.kernels.experts.four_bits_weight import (
     FourBitWeights,
     in_bytes,
@@ -53,13 +53,13 @@ def test_integers_are_packed_as_those_of_linear_layers(group, k):
     assert weight.group == packed.group
 
 
-def operands(shape, form, dtype=torch.float32, device="cpu", has_bias=False, skewed=False):
+def operands(shape, form, dtype=torch.float32, device="cpu", has_bias=False, skewed=False, parts=2):
     rows, hidden, inner, num_experts, top_k = shape
     g = torch.Generator().manual_seed(sum(shape))
-    gate_up, gate_up_values = made(form, (num_experts, 2 * inner, hidden), g, device)
+    gate_up, gate_up_values = made(form, (num_experts, parts * inner, hidden), g, device)
     down, down_values = made(form, (num_experts, hidden, inner), g, device)
     x = torch.randn(rows, hidden + 8, generator=g).to(device, dtype)[:, :hidden]  # rows apart
-    biases = [(torch.randn(num_experts, n, generator=g) / 2).to(device, dtype) for n in (2 * inner, hidden)]
+    biases = [(torch.randn(num_experts, n, generator=g) / 2).to(device, dtype) for n in (parts * inner, hidden)]
     biases = biases if has_bias else [None, None]
     ids = torch.stack([torch.randperm(num_experts, generator=g)[:top_k] for _ in range(rows)])
     if skewed:
@@ -70,11 +70,12 @@ def operands(shape, form, dtype=torch.float32, device="cpu", has_bias=False, ske
     return x, w, plain, ids.int().contiguous().to(device), torch.rand(rows, top_k, generator=g).to(device), shared
 
 
-def compare(shape, form, dtype, device, config=None, **options):
+def compare(shape, form, dtype, device, config=None, act=None, **options):
     from quire.kernels.experts import experts
 
+    act = act or (CLAMPED if shape[0] % 2 else SwiGLU())
+    options |= {} if is_gated(act) else {"parts": 1}
     x, w, plain, ids, weights, shared = operands(shape, form, dtype, device, **options)
-    act = CLAMPED if shape[0] % 2 else SwiGLU()
     for add in (None, shared):
         got = experts.experts(x, w, ids, weights, act, add, config=config)
         want = experts_reference.experts(x, plain, ids, weights, act, add)
@@ -83,8 +84,8 @@ def compare(shape, form, dtype, device, config=None, **options):
 
 
 def configs():
-    from quire.kernels.experts.four_bits import EXACT, PAIRS
-    from quire.kernels.experts.four_bits_pairs import Pairs
+    from quire.kernels.experts.four_bits import EXACT
+    from quire.kernels.experts.four_bits_pairs import PAIRS, Pairs
     from quire.kernels.experts.four_bits_tiles import Tiles
 
     wide = Pairs(16, 32, 0, 0)  # few programs, which take the interpreter long
@@ -105,6 +106,14 @@ def test_tiles_in_the_interpreter(shape, form):
 @pytest.mark.parametrize("shape", [SHAPES[0], (2, 160, 32, 3, 2), (1, 416, 32, 2, 1)])
 def test_pairs_in_the_interpreter(shape, form):
     compare(shape, form, torch.float32, "cpu", configs()["wide pairs"], has_bias=shape[0] % 2 == 1)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("form", ["mx", 32, 64])
+@pytest.mark.parametrize("name", ["wide pairs", "tiles"])
+def test_experts_without_a_gate_in_the_interpreter(name, form):
+    rows, inner = (1, 64) if name == "wide pairs" else (3, 96)
+    compare((rows, 160, inner, 3, 2), form, torch.float32, "cpu", configs()[name], Relu2(), has_bias=form == 32)
 
 
 @pytest.mark.interpret
@@ -132,6 +141,15 @@ REAL = [(1, *GPT_OSS), (2, *GPT_OSS), (33, *GPT_OSS), (5, *QWEN), (64, *QWEN), (
 @pytest.mark.parametrize("shape", [*SHAPES, *REAL])
 def test_experts_of_four_bits(shape, form, dtype):
     compare(shape, form, dtype, "cuda", has_bias=shape[0] % 2 == 1, skewed=shape[0] == 300)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("form", ["mx", 32, 128])
+@pytest.mark.parametrize("rows", [1, 2, 5, 64, 300, 1000])
+def test_experts_without_a_gate(rows, form, dtype):
+    """Nemotron 3 Nano's sizes; mxfp4's few rows, and its many with bfloat16, have kernels of their own."""
+    compare((rows, 2688, 1856, 16, 6), form, dtype, "cuda", act=Relu2())
 
 
 @pytest.mark.gpu

@@ -5,8 +5,8 @@ import torch
 from experts_cases import CLAMPED, DEEPSEEK, GELU, GPT_OSS, QWEN, TOLERANCE, made
 
 from quire.kernels.experts import experts_reference
-from quire.kernels.experts.experts_reference import Relu2, SwiGLU, Weights, is_gated
-from quire.kernels.tuning.configs import WideConfig, WideTile
+from quire.kernels.experts.experts_reference import Gelu, Relu2, SwiGLU, Weights, is_gated
+from quire.kernels.tuning.configs import TilesConfig, WideConfig, WideTile
 from quire.kernels.tuning.default import EXPERTS
 
 pytest.importorskip("triton")
@@ -144,6 +144,17 @@ def test_four_bits_as_the_source_says(emulated, config, form):
     check(four_bits_wide, w, plain, rows, top_k, config, CLAMPED, skewed=form == 32)
 
 
+@pytest.mark.parametrize("form", ["mx", 64])
+@pytest.mark.parametrize("config", CONFIGS[:2], ids=lambda config: f"{config.rows} rows")
+def test_four_bits_without_a_gate_as_the_source_says(emulated, config, form):
+    g = torch.Generator().manual_seed(8)
+    num_experts, hidden, inner, rows, top_k = 4, 160, 224, 40, 3
+    pairs = [made(form, (num_experts, *size), g) for size in ((inner, hidden), (hidden, inner))]
+    biases = [(torch.randn(num_experts, n, generator=g) / 2).to(BF16) for n in (inner, hidden)]
+    w = FourBitWeights(*(packed for packed, _ in pairs), *biases)
+    check(four_bits_wide, w, Weights(*(values.to(BF16) for _, values in pairs), *biases), rows, top_k, config, Relu2())
+
+
 def test_the_list_and_the_rows_are_no_longer_than_shapes_say():
     work = work_of(torch.tensor([[0, 3], [3, 1], [4, 4]], dtype=torch.int32), 4, 2)
     assert work.num_slots == 6 // 2 + 4 and work.places[3, 0] == 3
@@ -165,6 +176,10 @@ def test_the_table_chooses_by_rows_an_expert_gets(monkeypatch):
     assert grouped.supports(x, w, w, (BF16,), 64)
     assert not grouped.supports(x, w, w, (BF16,), 60) and not grouped.supports(x.float(), w, w, (BF16,), 64)
     assert not grouped.supports(x, w.mT, w, (BF16,), 64)
+    w = Weights(torch.empty(2, 16, 64, dtype=BF16), torch.empty(2, 64, 16, dtype=BF16))
+    many = torch.empty(600, 64, dtype=BF16)
+    found = [type(experts.configuration(many, w, act, 2, 2)) for act in (Relu2(), Gelu())]
+    assert found == [WideConfig, TilesConfig]  # the kernel for many rows knows no exact GELU
 
 
 # -------------------------------------------------------------------------------------------------------------- a GPU

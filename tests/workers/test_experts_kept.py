@@ -153,18 +153,12 @@ def test_the_greatest_of_static_scales_of_inputs_is_kept(tmp_path, keep):
 
 
 @pytest.mark.parametrize("name", ["nemotron-h", "nemotron-h-latent"])
-@pytest.mark.parametrize("asked", ["fp8", "fp8_per_channel", "int8"])
-def test_eight_bits_without_a_gate(asked, name, keep):
-    model = assert_kept(tiny_model(name), Parallel(), keep, ScaledWeights, asked)
+@pytest.mark.parametrize("asked", ["fp8", "fp8_per_channel", "int8", "int4"])
+def test_experts_without_a_gate(asked, name, keep):
+    model = assert_kept(tiny_model(name), Parallel(), keep, FourBitWeights if asked == "int4" else ScaledWeights, asked)
     [experts] = experts_of(model)
     assert experts.weights.gate_up.shape == (8, 48, 40 if name.endswith("latent") else 64)
     dummy_weights(model, 1)
-
-
-def test_four_bits_without_a_gate_are_dequantized_and_said(keep, caplog):
-    keep()
-    build_model(read_model_config(tiny_model("nemotron-h"), quantization="int4"), torch.float32, Parallel())
-    assert "experts of 4 bits without a gate" in caplog.text
 
 
 @pytest.mark.parametrize("asked", ["fp8", "fp8_per_channel", "fp8_per_block", "int8", "int4"])

@@ -10,10 +10,16 @@ KINDS: dict[str, frozenset[str]] = {
     "Mamba 1": words("MambaForCausalLM FalconMambaForCausalLM JambaForCausalLM ZambaForCausalLM Phi4FlashForCausalLM"),
     "Mamba 2 with attention that layers share": words("Zamba2ForCausalLM"),
     "PLaMo 2's Mamba": words("Plamo2ForCausalLM"),
-    "RWKV": words("RwkvForCausalLM"),
+    "RWKV": words(
+        "RwkvForCausalLM Rwkv5ForCausalLM Rwkv6ForCausalLM RWKV6Qwen2ForCausalLM Rwkv7ForCausalLM RWKV7ForCausalLM",
+        "RwkvHybridForCausalLM",
+    ),
     "xLSTM": words("xLSTMForCausalLM"),
     "RecurrentGemma's RG-LRU": words("RecurrentGemmaForCausalLM"),
-    "lightning attention": words("MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM BailingMoeV2_5ForCausalLM"),
+    "lightning attention": words(
+        "MiniMaxForCausalLM MiniMaxText01ForCausalLM MiniMaxM1ForCausalLM BailingMoeLinearForCausalLM",
+        "BailingMoeLinearV2ForCausalLM BailingMoeV2_5ForCausalLM",
+    ),
     "a Gated DeltaNet with negative eigenvalues": words("OlmoHybridForCausalLM"),
     "Kimi Delta Attention with other gates": words("BailingHybridForCausalLM"),
     "Kimi K3's, between residuals of its own": words("KimiK3ForCausalLM KimiK3ForConditionalGeneration"),

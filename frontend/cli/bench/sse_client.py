@@ -31,10 +31,11 @@ class Choice(msgspec.Struct):
     text: str | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | None = None  # with return_token_ids
 
     @property
     def has_text(self) -> bool:
-        return bool(self.piece)
+        return bool(self.piece or self.token_ids)
 
     @property
     def piece(self) -> str:
@@ -42,9 +43,14 @@ class Choice(msgspec.Struct):
         return self.text or (d is not None and (d.content or d.reasoning_content or d.reasoning)) or ""
 
 
+class PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = 0
+    prompt_tokens_details: PromptDetails | None = None
 
 
 class Event(msgspec.Struct):
@@ -59,6 +65,7 @@ class Answer:
 
     __slots__ = (
         "body",
+        "cached_tokens",
         "end",
         "error",
         "finished",
@@ -71,6 +78,7 @@ class Answer:
         "sent",
         "status",
         "texts",
+        "token_ids",
     )
 
     def __init__(self, sent: float) -> None:
@@ -80,6 +88,8 @@ class Answer:
         self.status = self.prompt_tokens = self.output_tokens = 0
         self.finished = 0  # choices with a finish reason
         self.error = ""
+        self.cached_tokens: int | None = None  # of the prompt, where the server says it
+        self.token_ids: list[int] = []  # where the server was asked for them
         self.body = b""  # of an answer that is not a stream
         self.texts: list[str] | None = None  # its text in pieces, if asked for
         self.on_chunk: Callable[[], None] | None = None  # called at every chunk with text
@@ -265,10 +275,13 @@ class Connection(asyncio.Protocol):
         if event.usage is not None:
             answer.prompt_tokens = event.usage.prompt_tokens
             answer.output_tokens = event.usage.completion_tokens or 0
+            if event.usage.prompt_tokens_details is not None:
+                answer.cached_tokens = event.usage.prompt_tokens_details.cached_tokens
         has_text = ends = False
         for choice in event.choices:
             has_text = has_text or choice.has_text
             ends = ends or choice.finish_reason is not None
+            answer.token_ids += choice.token_ids or ()
             if answer.texts is not None:
                 answer.texts.append(choice.piece)
             answer.finished += choice.finish_reason is not None

@@ -116,8 +116,8 @@ class MxFp4Experts(FourBitExperts):
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        experts, hidden, inner, _ = sizes
-        self._own([new_mx(experts, 2 * inner.size, hidden, device), new_mx(experts, hidden, inner.size, device)])
+        experts, hidden, inner, parts = sizes
+        self._own([new_mx(experts, parts * inner.size, hidden, device), new_mx(experts, hidden, inner.size, device)])
 
     def _put(self, into: FourBits, packed: PackedWeight, tensors: dict[str, torch.Tensor], place: ExpertRows) -> None:
         packing, (rows, columns) = packed.packing, packed.slices
@@ -148,8 +148,8 @@ class Int4Experts(FourBitExperts):
 
     def __init__(self, sizes: Sizes, forms: QuantizedSpecs, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        (experts, hidden, inner, _), self._dtype = sizes, dtype
-        kinds = ((2 * inner.size, hidden), (hidden, inner.size))
+        (experts, hidden, inner, parts), self._dtype = sizes, dtype
+        kinds = ((parts * inner.size, hidden), (hidden, inner.size))
         groups = [spec.block[1] for spec in forms if spec is not None]
         self._own([
             new_int(experts, n, k, group, torch.float32, device) for (n, k), group in zip(kinds, groups, strict=True)
@@ -264,9 +264,6 @@ def choose(
     if any(len(kind) > 1 for kind in kinds):
         return "experts of one layer in several formats"
     [(packing, spec, activations)], [(_, down_form, down_activations)] = kinds
-    is_small = spec is None or spec.values == "uint4"
-    if sizes.parts == 1 and is_small:
-        return "experts of 4 bits without a gate (kernels take them in 8 bits)"
     if issubclass(packing, MxFp4Packing | StackedMxFp4Packing):
         if _is_within(inner, MX_GROUP):
             return f"inputs split among GPUs within groups of {MX_GROUP}"
