@@ -11,7 +11,6 @@ from quire.kernels.recurrent.gates import l2_normed
 
 CHUNK = tl.constexpr(words.CHUNK)
 BLOCK = tl.constexpr(words.BLOCK)
-BLOCKS = tl.constexpr(words.CHUNK // words.BLOCK)
 
 
 def max_chunks(num_tokens: int, num_rows: int) -> int:
@@ -70,19 +69,13 @@ def unit_inverse(lower, PRECISION: tl.constexpr):
     """(I + lower)⁻¹ of a strictly lower triangle [CHUNK, CHUNK] in float32. The blocks on the diagonal are inverted by forward
     substitution, all at once; D, their inverse, times what is below them is N, of which N⁴ is 0: (I - N) (I + N²) D.
     """
-    b, n = tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
-    own = (b[:, None] == b[None, :])[:, None, :, None]
-    blocks = tl.reshape(lower, [BLOCKS, BLOCK, BLOCKS, BLOCK])
-    diagonal = tl.sum(tl.where(own, blocks, 0.0), 2)
-    r, c = n[None, :, None], n[None, None, :]
-    inverse = tl.where(r == c, 1.0, 0.0) + tl.zeros([BLOCKS, BLOCK, BLOCK], tl.float32)
-    for i in range(BLOCK - 1):  # row i is done: it is taken off the rows below
-        column = tl.sum(tl.where(c == i, diagonal, 0.0), 2)
-        row = tl.sum(tl.where(r == i, inverse, 0.0), 1)
-        inverse -= column[:, :, None] * row[:, None, :]
-    whole = tl.reshape(tl.where(own, inverse[:, :, None, :], 0.0), [CHUNK, CHUNK])
     r, c = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    below = tl.dot(whole, tl.where(r // BLOCK > c // BLOCK, lower, 0.0), input_precision=PRECISION)
+    own, inverse = r // BLOCK == c // BLOCK, tl.where(r == c, 1.0, 0.0)
+    for i in range(BLOCK - 1):  # row i of each block is done: it is taken off the rows below
+        column = tl.sum(tl.where(c == r // BLOCK * BLOCK + i, lower, 0.0), 1)
+        row = tl.sum(tl.where(r == c // BLOCK * BLOCK + i, inverse, 0.0), 0)
+        inverse -= tl.where(own, column[:, None] * row[None, :], 0.0)
+    below = tl.dot(inverse, tl.where(own, 0.0, lower), input_precision=PRECISION)
     squared = tl.dot(below, below, input_precision=PRECISION)
-    whole += tl.dot(squared, whole, input_precision=PRECISION)
-    return whole - tl.dot(below, whole, input_precision=PRECISION)
+    inverse += tl.dot(squared, inverse, input_precision=PRECISION)
+    return inverse - tl.dot(below, inverse, input_precision=PRECISION)
