@@ -14,11 +14,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 FIRST_SPECIAL = 151643
-SPECIAL = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
-)  # fmt: skip
+NAMES = (
+    "endoftext im_start im_end object_ref_start object_ref_end box_start box_end quad_start quad_end vision_start vision_end"
+)
+SPECIAL = tuple(f"<|{name}|>" for name in f"{NAMES} vision_pad image_pad video_pad".split())
 _IDS = {"bos_token_id": 151643, "eos_token_id": 151645}
 _MEDIA_IDS = {
     "vision_start_token_id": 151652,
