@@ -131,7 +131,8 @@ class Tower(Module):
         if pixels.is_cuda and not self._embeds_by_grid:  # once a run, rather than in each layer
             spans = {name: torch.stack(row_spans(given[name], len(pixels))) for name in _BOUNDS if name in given}
             given = {**given, **spans}
-        found = self.visual(pixels, return_dict=True, **given)
+        visual: Any = self.visual
+        found = visual(pixels, return_dict=True, **given)
         return torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or ())], -1)
 
     @property
