@@ -10,6 +10,7 @@ import pytest
 import tiny_wrappers
 import torch
 from media_engine import PLACEHOLDERS, MediaEngine, patches_of, prompt, reference, square_of
+from thread_ranks import Threads, Together
 from thread_stages import EngineOfStages, LinksOfThreads, Stages, Wires
 
 from quire.enginecore.scheduling.sequence import SequenceState
@@ -198,3 +199,20 @@ def test_every_stage_knows_how_far_tokens_see():
     first.runner = Stages([engine.runner for engine in engines])
     prompts = [prompt(*parts) for parts in prompts_of(name).values()]
     assert first.generate(prompts, greedy(name)) == list(wanted(name).values())
+
+
+@pytest.mark.parametrize("name", ["gemma3-seen", "gemma4-seen"])
+def test_ranks_see_as_far_as_one(name):
+    """Each of two ranks has half of the heads, and encodes all images itself."""
+    group = Threads(2)
+    engine, other = (Watched(name, parallel=Parallel(i, 2, exchange=group.rank(i)), budget=19) for i in range(2))
+    take = engine.model.items.take
+
+    def take_on_both(words):
+        other.model.items.take(words.copy())
+        take(words)
+
+    engine.model.items.take = take_on_both
+    engine.runner = Together([engine.runner, other.runner])
+    assert engine.tokens(*prompts_of(name).values()) == list(wanted(name).values())
+    assert engine.runs == other.runs == 9
