@@ -372,7 +372,8 @@ def test_offline(tmp_path):
                 llm.generate([{"prompt": prompt, "multi_modal_data": wrong}], params())
 
 
-OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2.5-vl", "qwen3.5", "mistral-small-3")]
+SLOW = ("qwen2.5-vl", "qwen3.5", "mistral-small-3", "gemma4-unified")
+OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
 
 
 @pytest.mark.parametrize("name", ["glm4.1v", "internvl", "gemma3", "gemma4", *OTHER_FAMILIES])
@@ -381,7 +382,7 @@ def test_families_from_an_image_to_text(name):
     shown = seeing_model.in_template(name)
     prompt = user(f"{shown}hello{shown}") + ASSISTANT
     ids, tokens = seeing_model.reference_ids(name, prompt, [A, B], COUNT)
-    bias = {"logit_bias": {500: -100.0, 503: -100.0}} if name == "gemma4" else {}
+    bias = {"logit_bias": {500: -100.0, 503: -100.0}} if name.startswith("gemma4") else {}
     with LLM(str(seeing_model.seeing(name)), **options) as llm:
         content = [{"type": "image", "image": A}, {"type": "text", "text": "hello"}, {"type": "image", "image": B}]
         for _ in range(2):

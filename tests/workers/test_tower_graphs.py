@@ -24,10 +24,9 @@ class Capturing:
     """It launches what was captured, into the same memory; replays: of all graphs."""
 
     def __init__(self):
-        self.replays, self._kept = 0, {}
+        self.replays = 0
 
     def __call__(self, run, pool):
-        run()
         return Replayed(self, run)
 
 
@@ -37,9 +36,7 @@ class Replayed:
 
     def replay(self):
         self._owner.replays += 1
-        (results,) = (cell.cell_contents for cell in self._run.__closure__ if isinstance(cell.cell_contents, list))
         self._run()
-        results[0].copy_(results.pop())
 
 
 def arguments(images):

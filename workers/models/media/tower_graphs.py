@@ -1,9 +1,10 @@
 """TowerGraphs: an encoder's runs as captured graphs, by padded patches. Runs of more patches, and all on a CPU, are eager.
 
 A run of a few thousand patches is bound by the host, which launches some thousand kernels for it; a graph is one launch. The
-inputs of a graph are buffers: pixels, which all sizes share, and the tensors that follow from the items' sizes. Patches behind
-the last item are padding: in attention they have no row, everything else is computed patch by patch, or by groups of patches
-that become one token, and their rows are left out. So padding changes no result but by how a product of more rows is rounded.
+inputs of a graph are buffers: pixels, which all sizes share as they do the rows, and tensors that follow from the items' sizes.
+Patches behind the last item are padding: in attention they have no row, everything else is computed patch by patch, or by
+groups of patches that become one token, and their rows are left out. So padding changes no result but by how a product of more
+rows is rounded.
 
 Sizes are captured at start, the largest first, so that the others fit into its memory, and for SECONDS at most. A size without
 a graph is run eagerly, without padding.
@@ -32,7 +33,6 @@ Capture = Callable[[Callable[[], None], Any], Any]
 class _Captured(NamedTuple):
     graph: Any
     given: dict[str, Any]  # buffers
-    rows: torch.Tensor  # the graph's result
 
 
 class TowerGraphs:
@@ -47,6 +47,7 @@ class TowerGraphs:
         with torch.inference_mode(False):
             self._pixels = torch.zeros(max(self.sizes, default=0), width, dtype=dtype, device=device)
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._rows: torch.Tensor | None = None  # of the last run; a result for each size would take hundreds of MB
         self._graphs: dict[int, _Captured] = {}
 
     def __call__(self, pixels: torch.Tensor, given: Arguments) -> torch.Tensor | None:
@@ -60,7 +61,8 @@ class TowerGraphs:
             if isinstance(value, torch.Tensor):
                 found.given[name].copy_(value if self._device.type == "cpu" else value.pin_memory(), non_blocking=True)
         found.graph.replay()
-        return found.rows[: patches // self._unit].clone()  # the next run overwrites them
+        assert self._rows is not None
+        return self._rows[: patches // self._unit].clone()  # the next run overwrites them
 
     @property
     def num_captured(self) -> int:
@@ -88,13 +90,21 @@ class TowerGraphs:
                 name: value.to(self._device, copy=True) if isinstance(value, torch.Tensor) else value
                 for name, value in padded(given, size, size, self._unit).items()
             }
-        self._run(self._pixels[:size], own)
+        rows = self._run(self._pixels[:size], own)
+        if self._rows is None:
+            with torch.inference_mode(False):
+                self._rows = torch.zeros(self.sizes[-1] // self._unit, rows.shape[1], dtype=rows.dtype, device=self._device)
         return own
 
     def _capture_size(self, size: int, given: Arguments) -> None:
-        own, pixels, kept = self._eager(size, given), self._pixels[:size], list[torch.Tensor]()
-        graph = self._capture(lambda: kept.append(self._run(pixels, own)), self._pool)
-        self._graphs[size] = _Captured(graph, own, kept[0])
+        own = self._eager(size, given)
+        pixels, rows = self._pixels[:size], self._rows
+        assert rows is not None
+
+        def run() -> None:
+            rows[: size // self._unit].copy_(self._run(pixels, own))
+
+        self._graphs[size] = _Captured(self._capture(run, self._pool), own)
 
 
 def sizes_up_to(most: int, unit: int) -> list[int]:
