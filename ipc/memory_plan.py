@@ -73,7 +73,12 @@ class ItemSizes(NamedTuple):
         """A run over half of the cache's rows, which is the largest item."""
         return max(rows // 2, 1) * self.run_elements * itemsize
 
+    def graphs_bytes(self, rows: int, itemsize: int) -> int:
+        """The largest run that is a captured graph, of four patches a token."""
+        return min(max(rows // 2, 1), MOST_GRAPH_PATCHES // 4) * self.run_elements * itemsize
 
+
+MOST_GRAPH_PATCHES = 8192  # of an encoder's run that is a captured graph: the device takes longer than the host for more
 MOST_ITEM_TOKENS = 16384  # of an image, where the checkpoint's processor does not say how large it makes them
 
 

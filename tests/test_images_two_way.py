@@ -3,14 +3,17 @@
 No chunk ends within such an image, whatever else the step has; and the prefix cache may be hit before it, in it and behind it.
 """
 
+from collections import Counter
 from functools import cache
 
 import pytest
 import tiny_wrappers
 import torch
 from media_engine import PLACEHOLDERS, MediaEngine, patches_of, prompt, reference, square_of
+from thread_ranks import Threads, Together
 from thread_stages import EngineOfStages, LinksOfThreads, Stages, Wires
 
+from quire.enginecore.scheduling.sequence import SequenceState
 from quire.ipc.sampling import SamplingParams
 from quire.workers.models.family_table import read_model_config
 from quire.workers.parallel import Parallel
@@ -62,9 +65,14 @@ class Watched(MediaEngine):
     def __init__(self, name, **more):
         super().__init__(tiny_wrappers.wrapped(name), is_whole=True, **more)
         self.name, self.chunks, schedule = name, [], self.scheduler.schedule
+        self.left_out, self.most_left_out = Counter(), 0  # steps, one after the other, without a row that decodes, by slot
 
         def watched(now=0.0):
+            decoding = {s.slot for s in self.scheduler.slots.holders if s.state is SequenceState.DECODE}
             made = schedule(now)
+            if made is not None:
+                self.left_out = Counter({slot: self.left_out[slot] + 1 for slot in decoding - set(made[1].slots.tolist())})
+                self.most_left_out = max(self.most_left_out, *self.left_out.values(), 0)
             for seq, end in made[1].prefills if made is not None else ():
                 if seq.items is not None:
                     first, last = seq.items.whole_span(end - 1)
@@ -137,6 +145,15 @@ def test_rows_that_decode_do_not_keep_an_image_waiting(name):
     assert found[:9] == [reference(name, parts, 60) for parts in prompts[:9]]
 
 
+def test_images_do_not_keep_rows_that_decode_waiting():
+    """Many images wait for a step of their own; behind each such step is one of the rows, however few it leaves them."""
+    name = "gemma4-seen"
+    engine = Watched(name, budget=LONGEST + 2, max_num_seqs=24)
+    prompts = [[TEXT[: 3 + i]] for i in range(10)] + [[image(name, 3, 5, seed)] for seed in range(8)]
+    found = engine.generate([prompt(*parts) for parts in prompts], [greedy(name, 30)] * 10 + [greedy(name, 3)] * 8)
+    assert engine.most_left_out == 1 and found[-1] == reference(name, prompts[-1], 3)
+
+
 def test_a_limit_on_chunks_does_not_cut_an_image():
     name = "gemma3-seen"
     engine = Watched(name, long_prefill_token_threshold=4)
@@ -182,3 +199,20 @@ def test_every_stage_knows_how_far_tokens_see():
     first.runner = Stages([engine.runner for engine in engines])
     prompts = [prompt(*parts) for parts in prompts_of(name).values()]
     assert first.generate(prompts, greedy(name)) == list(wanted(name).values())
+
+
+@pytest.mark.parametrize("name", ["gemma3-seen", "gemma4-seen"])
+def test_ranks_see_as_far_as_one(name):
+    """Each of two ranks has half of the heads, and encodes all images itself."""
+    group = Threads(2)
+    engine, other = (Watched(name, parallel=Parallel(i, 2, exchange=group.rank(i)), budget=19) for i in range(2))
+    take = engine.model.items.take
+
+    def take_on_both(words):
+        other.model.items.take(words.copy())
+        take(words)
+
+    engine.model.items.take = take_on_both
+    engine.runner = Together([engine.runner, other.runner])
+    assert engine.tokens(*prompts_of(name).values()) == list(wanted(name).values())
+    assert engine.runs == other.runs == 9

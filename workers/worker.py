@@ -259,8 +259,7 @@ class Worker:
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         with runner.device.stream():
-            runner.model.run_largest_item()
-        largest = torch.cuda.max_memory_allocated() - before  # of a step, and of a run of the encoder
+            largest = runner.model.run_largest_item(graphs=not engine.enforce_eager)
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
             peak += engine.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()

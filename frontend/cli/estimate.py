@@ -207,7 +207,7 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     model = as_served(on_one(model._replace(sizes=with_cache_dtype(model, config)), config), config)
     is_gpu, sizes = memory > 0, model.sizes
     dtype, length = _dtype_and_length(model, config, is_gpu=is_gpu)
-    cache_bytes, run = for_items(model, config, length, item := ITEMSIZE[dtype])
+    cache_bytes, run, item_graphs = for_items(model, config, length, item := ITEMSIZE[dtype])
     states = states_of(sizes, config, item)
     rows = config.max_num_seqs or plan.default_max_num_seqs(memory, states > 0)
     samples, kept = _samples_and_kept(sizes, config, rows, item)
@@ -220,10 +220,10 @@ def estimate(model: Model, config: EngineConfig, memory: int, gpu: str = "", ava
     if is_gpu:
         step = max(plan.gpu_step_bytes(sizes, max(tokens, rows), item), draft.step)
         logits, captured = samples * sizes.vocab_size * item, plan.captured_tokens(weights, tokens)
-        graphs = plan.GRAPHS_BYTES + (0 if config.enforce_eager else plan.graphs_bytes(captured, tokens, step, logits))
-        step, draws = max(step, run), draws_tokens(model, config)
-        tables = cache_bytes + plan.tables_bytes(sizes, rows, length, tokens, block_size, samples, draws=draws)
-        tables += plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept + cache_bytes
+        own = item_graphs + plan.graphs_bytes(captured, tokens, step, logits)
+        step, draws, graphs = max(step, run), draws_tokens(model, config), plan.GRAPHS_BYTES + own * (not config.enforce_eager)
+        tables = cache_bytes + plan.exchange_bytes(sizes, config.tensor_parallel_size, item) + kept
+        tables += plan.tables_bytes(sizes, rows, length, tokens, block_size, samples, draws=draws)
         room = int(config.gpu_memory_utilization * memory) - weights - slots - draft.weights - step - graphs - tables
         num_states, room = divided(room, block, states, config, rows)
         blocks = max(plan.blocks_in(room, block), 0) if room >= 0 else 0

@@ -17,6 +17,7 @@ _OTHERS = frozenset(
     ("input_audio", "audio_url", "audio", "video_url", "input_video", "video", "file", "input_file", "image_embeds",
      "prompt_embeds", "image_pil")
 )  # fmt: skip
+_TEXTS = ("text", "input_text", "output_text", "refusal")
 _DETAILS = (None, "auto", "low", "high", "original")
 _NOTHING: Cut = {}
 
@@ -40,6 +41,18 @@ def take(messages: Sequence[Any], cut: Cut = _NOTHING) -> tuple[list[Any], list[
                 content[j] = {"type": "image"}
         taken[i] = {**message, "content": content}
     return taken, sources
+
+
+def check(messages: Any) -> None:
+    """Raises MediaError for the first part that is neither a text nor media."""
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
+        for j, part in enumerate(_parts(message)):
+            kind = part.get("type") if isinstance(part, dict) else "text"
+            if kind in _TEXTS or _kind(part):
+                continue
+            what = "has no type" if kind is None else f"of type {str(kind)[:40]!r} is not taken"
+            place = _place(part, f"messages[{i}].content[{j}]")
+            raise MediaError(f"a part {what}: text, image_url and input_image are", place, "unsupported_value")
 
 
 def refuse(messages: Any) -> None:
@@ -78,6 +91,8 @@ def _source(part: Mapping[str, Any], kind: str, place: str, cut: Cut) -> Source:
     file_id = part.get("file_id", fields.get("file_id"))
     if isinstance(file_id, str) and file_id and url is None:
         return Source(place, file_id=file_id, low_detail=detail == "low")
+    if url is None and ("uuid" in part or "uuid" in fields):
+        raise MediaError("an image is sent with each request, uuid does not stand for one", place, "unsupported_value")
     if not isinstance(url, str) or not url:
         raise MediaError("an image needs an image_url with a url", place)
     return Source(place, low_detail=detail == "low", **_address(url, cut, place))

@@ -68,8 +68,44 @@ def test_text_alone_launches_what_it_did():
 
 def test_the_largest_image_is_measured():
     engine = MediaEngine(tiny_wrappers.wrapped(NAMES[1]), device="cuda", rows=2048)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    engine.model.run_largest_item()
-    torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() > before
+    with engine.runner.device.stream():
+        assert engine.model.run_largest_item() > 0
+
+
+RUNS = [[image_of(2, 3)], [image_of(9, 8), image_of(1, 1), image_of(2, 5)], [image_of(1, 3)], [image_of(30, 31)]]
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize("name", NAMES)
+def test_graphs_of_the_encoder_equal_eager_runs(name, dtype, most):
+    """Sizes are captured at start within their time; a run that one has room for is a replay, and waits for nothing."""
+    engine = MediaEngine(tiny_wrappers.wrapped(name), device="cuda", dtype=dtype, rows=2048)
+
+    def rows():
+        found = []
+        for images in RUNS:
+            pixels = torch.cat([floats_of(image.tensors["pixel_values"]) for image in images]).to("cuda", dtype)
+            grids = torch.cat([image.tensors["image_grid_thw"] for image in images])
+            torch.cuda.set_sync_debug_mode("error")
+            found.append(engine.model.tower({"pixel_values": pixels}, {"image_grid_thw": grids}))
+            torch.cuda.set_sync_debug_mode("default")
+        return found
+
+    with torch.inference_mode(), engine.runner.device.stream():
+        eager = rows()
+        engine.model.run_largest_item(graphs=True)
+        graphs = engine.model.tower.__dict__["_graphs"]
+        assert graphs.num_captured == len(graphs.sizes) >= 8
+        replayed = rows()
+        torch.cuda.synchronize()
+    for one, other in zip(replayed, eager, strict=True):
+        assert (one - other).float().abs().max() <= most * other.float().abs().max()
+
+
+def test_requests_are_answered_by_graphs_of_the_encoder():
+    engine = MediaEngine(tiny_wrappers.wrapped(NAMES[1]), device="cuda", graphs=True)
+    with engine.runner.device.stream():
+        engine.model.run_largest_item(graphs=True)
+    wanted = [reference(NAMES[1], parts, 20) for parts in PROMPTS]
+    for _ in range(2):
+        assert engine.generate([prompt(*parts) for parts in PROMPTS], GREEDY) == wanted

@@ -152,12 +152,18 @@ def test_images_in_results_of_tools(server):
     ]
     answer = server.ask("POST", "/v1/messages", {"messages": messages, "max_tokens": 2})
     assert answer.status == 200, answer
+    result["content"][1] = {"type": "image", "source": {**source, "data": "AAAA"}}
+    broken = server.ask("POST", "/v1/messages", {"messages": messages, "max_tokens": 2})
+    assert broken.status == 400 and "messages[2].content[0].content[1]: the image" in broken.error["message"]
     items = [
         {"role": "user", "content": "hello"},
         {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_image", "image_url": url(B)}]},
     ]
     assert server.ask("POST", "/v1/responses", {"input": items, "max_output_tokens": 2}).status == 200
+    items[2]["output"].insert(0, {"type": "input_image", "image_url": "data:image/png;base64,AAAA"})
+    broken = server.ask("POST", "/v1/responses", {"input": items, "max_output_tokens": 2})
+    assert (broken.status, broken.error["param"]) == (400, "input[2].output[0]")
 
 
 def test_files(server, folder):
@@ -214,6 +220,11 @@ def test_errors_name_the_part(server):
     assert many.status == 400 and many.error["code"] == "too_many_media"
     video = chat(server, [{"type": "video_url", "video_url": {"url": "x"}}])
     assert video.status == 400 and "video_url" in video.error["message"]
+    absent = ({"type": "image_url", "uuid": "a"}, {"type": "image_url", "image_url": None, "uuid": "a"})
+    for other in (*absent, {"type": "hologram"}, {"image_url": {"url": url(A)}}, {"type": 5}, {"type": "image_embeds"}):
+        answer = chat(server, [{"type": "text", "text": "x"}, part(url(A)), other])
+        assert (answer.status, answer.error["param"]) == (400, "messages[0].content[2]"), answer
+        assert answer.error["code"] == "unsupported_value" and "text only" not in answer.error["message"]
     cut = chat(server, [part(url(A))], truncate_prompt_tokens=4)
     assert cut.status == 400 and cut.error["param"] == "truncate_prompt_tokens"
     raw = server.ask("POST", "/api/generate", {"prompt": "x", "raw": True, "images": [encoded(A)]})
@@ -361,7 +372,8 @@ def test_offline(tmp_path):
                 llm.generate([{"prompt": prompt, "multi_modal_data": wrong}], params())
 
 
-OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in ("qwen2.5-vl", "qwen3.5", "mistral-small-3")]
+SLOW = ("qwen2.5-vl", "qwen3.5", "mistral-small-3", "gemma4-unified")
+OTHER_FAMILIES = [pytest.param(name, marks=pytest.mark.slow) for name in SLOW]
 
 
 @pytest.mark.parametrize("name", ["glm4.1v", "internvl", "gemma3", "gemma4", *OTHER_FAMILIES])
@@ -370,7 +382,7 @@ def test_families_from_an_image_to_text(name):
     shown = seeing_model.in_template(name)
     prompt = user(f"{shown}hello{shown}") + ASSISTANT
     ids, tokens = seeing_model.reference_ids(name, prompt, [A, B], COUNT)
-    bias = {"logit_bias": {500: -100.0, 503: -100.0}} if name == "gemma4" else {}
+    bias = {"logit_bias": {500: -100.0, 503: -100.0}} if name.startswith("gemma4") else {}
     with LLM(str(seeing_model.seeing(name)), **options) as llm:
         content = [{"type": "image", "image": A}, {"type": "text", "text": "hello"}, {"type": "image", "image": B}]
         for _ in range(2):

@@ -142,6 +142,24 @@ def _ids_of(name: str, made: Any) -> list[list[int]]:
     return [[500] * count for count in (made["image_grid_thw"].prod(-1) // 4).tolist()]
 
 
+def _joined(name: str, images: Sequence[Image.Image]) -> dict[str, Any]:
+    """As of the unified form's own processor, which needs torchvision: Gemma 4's patches, joined (media/test_processing.py)."""
+    import torch
+    from transformers import Gemma4ImageProcessorPil
+
+    from quire.frontend.media.processing import unpadded
+
+    processor = Gemma4ImageProcessorPil.from_pretrained(seeing(name))
+    parts = [unpadded(processor(image, return_tensors="np"), 2) for image in images]
+    counts = [part["pixel_values"].shape[1] for part in parts]
+    made: dict[str, Any] = {"num_soft_tokens_per_image": counts}
+    for key, value in (("pixel_values", 0.0), ("image_position_ids", -1)):
+        rows = [((0, 0), (0, max(counts) - count), (0, 0)) for count in counts]
+        padded = [np.pad(part[key], own, constant_values=value) for part, own in zip(parts, rows, strict=True)]
+        made[key] = torch.from_numpy(np.concatenate(padded))
+    return made
+
+
 def reference_ids(name: str, prompt: str, images: Sequence[Image.Image], count: int) -> tuple[list[int], list[int]]:
     """The prompt's ids, and those that transformers generates behind them."""
     import torch
@@ -155,7 +173,10 @@ def reference_ids(name: str, prompt: str, images: Sequence[Image.Image], count: 
     if images:
         options = {"mistral": {"patch_size": {"height": 28, "width": 28}}, "internvl": {"crop_to_patches": True}}
         call = options.get(name.split("-")[0], {})
-        made = AutoImageProcessor.from_pretrained(seeing(name), backend="pil")(list(images), return_tensors="pt", **call)
+        if "unified" in name:
+            made = _joined(name, images)
+        else:
+            made = AutoImageProcessor.from_pretrained(seeing(name), backend="pil")(list(images), return_tensors="pt", **call)
         rows = iter(_ids_of(name, made))
         ids = [one for id in ids for one in (next(rows) if id == place else [id])]
         inputs = {
@@ -169,6 +190,8 @@ def reference_ids(name: str, prompt: str, images: Sequence[Image.Image], count: 
     options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     if name.startswith("gemma4"):  # to which a sampled placeholder is padding
         options["suppress_tokens"] = [500, 503]
+    if "unified" in name:  # without which transformers 5.23 does not mask in layers with a window alone
+        options["cache_implementation"] = "static"
     with torch.inference_mode():
         out = tiny_wrappers.reference(f"{name}-seen").generate(input_ids=given, **inputs, **options)
     return ids, out[0, len(ids) :].tolist()

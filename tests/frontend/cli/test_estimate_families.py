@@ -57,11 +57,23 @@ def test_a_cpu_engine_of_any_family_counts_the_same(name, asked_here):
 def test_a_cpu_engine_counts_an_encoder_and_its_cache_too(name, asked_here):
     folder, config = tiny_model(name), EngineConfig(device="cpu", cpu_kv_cache_gib=0.01)
     found, model = estimate(read(folder), config, 0), read(folder)
-    cache, _ = for_items(model, config, found.max_model_len, 4)
+    cache, *_ = for_items(model, config, found.max_model_len, 4)
     loaded = build_model(read_model_config(folder, sees=True), torch.float32, Parallel())
     load_weights(loaded, folder, torch.device("cpu"), progress=False)
     assert found.weights_bytes == loaded.weights_bytes + cache > loaded.weights_bytes
     assert not model.is_tied
+
+
+def test_a_gpu_engine_counts_an_encoder_its_cache_and_its_graphs_once(asked_here):
+    model, length = read(tiny_model("qwen3.5-images")), 64
+    seen, text = (
+        estimate(model, EngineConfig(max_model_len=length, language_model_only=only), 80 << 30, "H100")
+        for only in (False, True)
+    )
+    items = model.items
+    assert seen.tables_bytes - text.tables_bytes == items.cache_bytes(2 * length, 4)
+    assert seen.graphs_bytes - text.graphs_bytes == items.graphs_bytes(2 * length, 4) == items.run_bytes(2 * length, 4)
+    assert items.graphs_bytes(10**6, 4) == items.graphs_bytes(4096, 4)
 
 
 SHARED = [

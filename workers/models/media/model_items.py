@@ -20,6 +20,7 @@ from quire.ipc.memory_plan import ItemSizes
 from quire.ipc.messages.media import MediaItem
 from quire.ipc.step.items import decode_piece, decode_runs
 from quire.kernels.step.tables import StepBuffers
+from quire.workers.capture import captured
 from quire.workers.models.media.arriving import Arriving
 from quire.workers.models.media.guarded import GuardedRuns
 from quire.workers.models.media.sizes import run_elements
@@ -100,10 +101,17 @@ class ModelItems:
         yield batch
 
     @torch.inference_mode()
-    def run_largest(self) -> None:
-        """Encode an item of as many tokens as one run may have, to measure what it takes."""
+    def run_largest(self, *, graphs: bool = False) -> int:
+        """Encode an item of as many tokens as one run may have; returns the bytes that it takes on a GPU. graphs: capture the
+        encoder's graphs, too, which stay in memory."""
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         tensors, sizes = self._tower.largest(self.most_tokens)
         self._tower({name: self._moved(x).to(self._dtype) for name, x in tensors.items()}, sizes)
+        taken = torch.cuda.max_memory_allocated() - before
+        if graphs:
+            self._tower.capture(self.most_tokens, captured)
+        return taken
 
     def encode(self, arrived: list[Arriving]) -> torch.Tensor:
         """The rows of all items, one after the other, in one run."""

@@ -7,7 +7,7 @@ these sizes from the device. Tensors have the checkpoint's names behind `tower.`
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from transformers.vision_utils import (
     get_vision_window_index,
 )
 
+from quire.ipc.memory_plan import MOST_GRAPH_PATCHES
 from quire.kernels.attention.varlen_cpu import varlen_attention as attend_on_cpu
 from quire.kernels.attention.varlen_reference import row_spans
 from quire.workers.layers.linear import Placement
@@ -29,6 +30,7 @@ from quire.workers.layers.module import Module
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.media.patch_products import use_products
 from quire.workers.models.media.spec import MediaSpec
+from quire.workers.models.media.tower_graphs import Capture, TowerGraphs
 from quire.workers.models.transformers.gemma_images import OF_PATCHES, largest_patches
 from quire.workers.models.transformers.recorder import LinearCall, Recording
 from quire.workers.models.transformers.replace import replace_layers
@@ -37,6 +39,7 @@ from quire.workers.parallel import Parallel
 
 ATTENTION = "quire_packed_flash"  # transformers passes all items in one call only if "flash" is part of the name
 _READ = frozenset(("input_proj", "patch_dense", "embedding_projection"))  # Gemma 4 reads the dtypes of their weights: they stay
+_BOUNDS = ("cu_seqlens", "cu_window_seqlens")
 _TAKE_THE_SAME = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 
@@ -52,7 +55,7 @@ def attention(
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """query, key, value [B, heads, T, D] -> [B, T, heads, D]. With bounds cu_seq_lens_q int32 [n + 1] B is 1, and tokens of
-    different parts do not see each other."""
+    different parts do not see each other. It may be their `row_spans` instead, int32 [2, T]."""
     batch, heads, tokens, head_dim = query.shape
     q, k, v = (x.transpose(1, 2).reshape(batch * tokens, -1, head_dim) for x in (query, key, value))
     scale = head_dim**-0.5 if scaling is None else scaling
@@ -64,7 +67,8 @@ def attention(
     else:
         from quire.kernels.attention.varlen import varlen_attention  # imports Triton, which a CPU may not have
 
-        out = varlen_attention(q, k, v, *row_spans(bounds, len(q)), scale=scale)
+        firsts, ends = bounds.unbind(0) if bounds.dim() == 2 else row_spans(bounds, len(q))
+        out = varlen_attention(q, k, v, firsts, ends, scale=scale)
     return out.view(batch, tokens, heads, head_dim), None
 
 
@@ -107,30 +111,57 @@ class Tower(Module):
     def forward(self, tensors: dict[str, torch.Tensor], sizes: dict[str, torch.Tensor]) -> torch.Tensor:
         """The rows of all items, [tokens, width]. tensors: arguments of `get_image_features` on the device; sizes: integers, on
         the host."""
-        model, visual = self.__dict__["_model"], getattr(self, "visual", None)
+        model = self.__dict__["_model"]
         if self._rows_of is not None:
             return self._rows_of(model, tensors["pixel_values"], _on(self.device, sizes["image_position_ids"]))
-        if visual is None:
+        if not hasattr(self, "visual"):
             # a lone image runs twice if it has one row, which Mistral's projector would take for a batch
             alone = "image_sizes" in sizes and int((sizes["image_sizes"] // self._unit).prod(1).sum()) == 1
             given = {name: x.repeat_interleave(2, 0) if alone else x for name, x in (tensors | sizes).items()}
             rows = model.get_image_features(**given, return_dict=True).pooler_output
             rows = (torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows).flatten(0, -2)
             return rows[: len(rows) // 2] if alone else rows
-        grid = _on(self.device, sizes["image_grid_thw"])
-        found = visual(tensors["pixel_values"], grid_thw=grid, return_dict=True, **self._of_sizes(sizes["image_grid_thw"]))
+        pixels, given = tensors["pixel_values"], self._of_sizes(sizes["image_grid_thw"])
+        if (graphs := self.__dict__.get("_graphs")) is not None and (rows := graphs(pixels, given)) is not None:
+            return rows  # type: ignore[no-any-return]
+        return self._encoded(pixels, {name: _on(self.device, value) for name, value in given.items()})
+
+    def _encoded(self, pixels: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+        """The rows of items with these arguments, on the device; nothing waits for it."""
+        if pixels.is_cuda and not self._embeds_by_grid:  # once a run, rather than in each layer
+            spans = {name: torch.stack(row_spans(given[name], len(pixels))) for name in _BOUNDS if name in given}
+            given = {**given, **spans}
+        visual: Any = self.visual
+        found = visual(pixels, return_dict=True, **given)
         return torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or ())], -1)
+
+    @property
+    def _embeds_by_grid(self) -> bool:
+        """Whether the encoder computes on from the items' grids and bounds, as GLM's."""
+        return hasattr(self.visual, "embeddings")
+
+    def capture(self, num_tokens: int, how: Capture) -> None:
+        """Capture graphs for runs of up to so many tokens, if the encoder's runs can be captured. how: `capture.captured`."""
+        if not hasattr(self, "visual") or self._embeds_by_grid:
+            return
+        pixels, _ = self.largest(1)
+        sizes = {"unit": len(pixels["pixel_values"]), "width": pixels["pixel_values"].shape[1]}
+        most = min(num_tokens * sizes["unit"], MOST_GRAPH_PATCHES)
+        graphs = TowerGraphs(self._encoded, how, most=most, **sizes, dtype=self.dtype, device=self.device)
+        graphs.capture_all(lambda patches: self._of_sizes(self.largest(patches // sizes["unit"])[1]["image_grid_thw"]))
+        self.__dict__["_graphs"] = graphs
 
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
 
     def _of_sizes(self, grid: torch.Tensor) -> dict[str, Any]:
-        """Arguments that transformers would compute from the items' grids int64 [n, 3], with a wait for the device."""
+        """Arguments that transformers would compute from the items' grids int64 [n, 3], with a wait for the device; on the
+        host."""
         visual: Any = self.visual
         merge = visual.spatial_merge_size
         bounds = get_vision_cu_seqlens(grid)
-        found: dict[str, Any] = {"cu_seqlens": bounds, "position_ids": get_vision_position_ids(grid, merge)}
+        found: dict[str, Any] = {"grid_thw": grid, "cu_seqlens": bounds, "position_ids": get_vision_position_ids(grid, merge)}
         found["max_seqlen"] = _longest(bounds)
         if hasattr(visual, "window_size"):
             index, windows = get_vision_window_index(grid, merge, visual.window_size, visual.patch_size)
@@ -141,7 +172,7 @@ class Tower(Module):
                 grid, num_grid_per_side=visual.num_grid_per_side, spatial_merge_size=merge, **how
             )
             found |= dict(zip(("interp_indices", "interp_weights"), taps, strict=True))
-        return {name: _on(self.device, value) for name, value in found.items()}
+        return found
 
     def with_frames(self, pixels: torch.Tensor) -> torch.Tensor:
         """Flat patches [n, channels x frames x height x width] of ones that hold a still image's frame once."""

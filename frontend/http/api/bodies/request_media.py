@@ -44,9 +44,10 @@ class RequestMedia:
         settings: dict[str, Any] = {}
         if options:
             settings = request_options.trusted(options, client.media, client.media_options.trusts_requests)
+        if (media := client.media) is not None:
+            parts.check(wanted.messages)
         if not parts.has_media(wanted.messages):
             return None
-        media = client.media
         if media is None:
             parts.refuse(wanted.messages)
             return None

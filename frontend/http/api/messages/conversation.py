@@ -260,7 +260,7 @@ def _text(block: Block, place: str) -> str:
     if block.type == "tool_reference":
         return f"The function {_needed(block.tool_name, f'{place}.tool_name')} can be called now."
     if block.type in _MEDIA:
-        what = f"{place}: this model takes text only, no block of type {block.type!r}; send its text as a block of type 'text'."
+        what = f"{place}: no block of type {block.type!r} is taken here; send its text as a block of type 'text'."
     else:
         what = f"{place}: a block of type {block.type[:64]!r} is not taken here."
     raise ApiError(400, what, param=place, code="unsupported_value")
