@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from fake_hub import FakeHub, hub_environment
+from http_servers import answering
 from peft_folders import write_adapter
 
 import quire.enginecore.loading.model_files
@@ -21,8 +23,17 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def llm():
-    made = LLM(enable_lora=True, max_loras=2, max_num_seqs=4, cpu_kv_cache_gib=0.1, device="cpu")
+def hub(folders):
+    with answering(FakeHub(Path(folders[2]), "owner/sql")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def llm(hub, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hub_environment(hub, tmp_path_factory.mktemp("home")).items():
+            patch.setenv(name, value)
+        made = LLM(enable_lora=True, max_loras=2, max_num_seqs=4, cpu_kv_cache_gib=0.1, device="cpu")
     yield made
     made.shutdown()
 
@@ -58,6 +69,14 @@ def test_an_engine_lists_removes_and_pins_its_adapters(llm, folders):
     assert engine.add_lora(LoRARequest("fresh", 77, folders[2])) and not engine.add_lora(LoRARequest("fresh", 77, folders[2]))
     assert 77 in engine.list_loras() and engine.pin_lora(77)
     assert engine.remove_lora(77) and 77 not in engine.list_loras() and not engine.remove_lora(77)
+
+
+def test_a_path_may_be_a_hub_id(llm, folders, hub):
+    named = [ids(llm.generate("Once", GREEDY, lora_request=LoRARequest("hub", 9, "owner/sql"))) for _ in range(2)]
+    assert named[0] == named[1] == ids(llm.generate("Once", GREEDY, lora_request=LoRARequest("a2", 3, folders[2])))
+    assert sorted(hub.downloaded) == ["adapter_config.json", "adapter_model.safetensors"], "it is downloaded once"
+    with pytest.raises(ValueError, match="owner/none is neither a local folder nor an adapter on the hub"):
+        llm.generate("Once", GREEDY, lora_request=LoRARequest("none", 10, "owner/none"))
 
 
 def test_what_cannot_be_used_is_said(llm, folders, tmp_path):
