@@ -7,8 +7,8 @@
     zipf    tokens/s of --concurrency requests for --adapters adapters on demand, chosen by Zipf's law, with each number of
             --slots, over those of one adapter on the same server
 
-The adapters have random values, for all linear layers of the blocks, in shapes that config.json gives: --load-format dummy needs
-no other file. --distinct files of them exist, and the other folders have hard links to these (random_adapters.py): the
+The adapters have random values, for the linear layers of the blocks, in config.json's shapes: --load-format dummy needs no
+other file. --distinct files of them exist, and the other folders have hard links to these (random_adapters.py): the
 engine reads each for itself, from the page cache, and 1,000 adapters of 84 MB fit on a small disk. ttft, alora and itl share a
 server; zipf starts one for each number of slots, and idle has two engines of its own.
 
