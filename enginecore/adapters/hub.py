@@ -25,8 +25,8 @@ DOWNLOAD_S = 600.0
 
 
 class Hub:
-    """owners: those of --lora-hub, ANY_OWNER among them for all. cache: the folder of downloads; None: huggingface_hub's. token: None: the environment's.
-    most_s: seconds that a download may take by the clock, as later ones wait for it."""
+    """owners: those of --lora-hub, ANY_OWNER among them for all. cache: the folder of downloads; None: huggingface_hub's.
+    token: None: the environment's. most_s: seconds that a download may take by the clock, as later ones wait for it."""
 
     def __init__(
         self, owners: tuple[str, ...] = (), cache: str | None = None, token: str | None = None, most_s: float = DOWNLOAD_S
