@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_hub import FakeHub, hub_environment
 from http_servers import answering
@@ -33,7 +34,7 @@ def llm(hub, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in hub_environment(hub, tmp_path_factory.mktemp("home")).items():
             patch.setenv(name, value)
-        made = LLM(enable_lora=True, max_loras=2, max_num_seqs=4, cpu_kv_cache_gib=0.1, device="cpu")
+        made = LLM(enable_lora=True, max_loras=2, max_num_seqs=4, cpu_kv_cache_gib=0.1, device="cpu", convert="embed")
     yield made
     made.shutdown()
 
@@ -62,6 +63,18 @@ def test_beams_chats_and_enqueued_requests_take_adapters(llm, folders):
     hi = [{"role": "user", "content": "Hi"}]
     base, adapted = (llm.chat(hi, GREEDY, lora_request=each) for each in (None, lora))
     assert ids(base) != ids(adapted)
+
+
+def test_vectors_are_those_of_an_adapter(llm, folders):
+    lora = LoRARequest("a1", 2, folders[1])
+    base, adapted, again = (llm.embed(["Once", "upon"], lora_request=each) for each in (None, lora, lora))
+    encoded = llm.encode(["Once", "upon"], pooling_task="embed", lora_request=lora)
+    for one, two, three, four in zip(base, adapted, again, encoded, strict=True):
+        two, three = two.outputs.embedding, three.outputs.embedding
+        assert np.abs(np.subtract(one.outputs.embedding, two)).max() > 1e-2
+        assert np.abs(np.subtract(two, three)).max() < 1e-5 and np.abs(four.outputs.data - two).max() < 1e-5
+    with pytest.raises(ValueError, match="must be a LoRARequest"):
+        llm.embed("Once", lora_request="a1")
 
 
 def test_an_engine_lists_removes_and_pins_its_adapters(llm, folders):
