@@ -233,8 +233,8 @@ class LLM:
         Prompts as for `generate`, with one adapter; others: vLLM's options that must be None. use_tqdm has no effect. Raises
         ValueError for a bad prompt or parameter, or a task that the model lacks."""
         check_options("LLM.encode", others)
-        how = {"task": pooling_task, "terms": self._own.run(terms_of(self._client, lora_request))}
-        return self._own.run(pool_calls.encode(self._client, _prompt_list(prompts), pooling_params, **how))
+        client, terms = self._client, self._own.run(terms_of(self._client, lora_request))
+        return self._own.run(pool_calls.encode(client, _prompt_list(prompts), pooling_params, pooling_task, terms=terms))
 
     def embed(
         self,
