@@ -166,8 +166,8 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
     if not isinstance(model, str | os.PathLike | None):
         raise ValueError(f"{of}: model must be a folder or hub id, got {type(model).__name__}{_FROM_ARGS}")
     options = with_processor_names(options)
-    if options.get("enable_lora") and not (options.get("lora_dirs") or options.get("lora_hub")):
-        options |= {"lora_dirs": ["/"], "lora_hub": [ANY_OWNER]}  # the caller names folders and hub ids, in LoRARequests
+    if options.get("enable_lora") and not options.get("lora_dirs"):  # the caller names folders and hub ids, in LoRARequests
+        options |= {"lora_dirs": ["/"], "lora_hub": options.get("lora_hub") or [ANY_OWNER]}
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]
