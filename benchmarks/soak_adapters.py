@@ -12,7 +12,7 @@ broken folders (broken_adapters.py) are loaded one after the other: each must be
 
 At the end nothing may run or wait, the server must list exactly the adapters that it should have, and no process may have grown
 by more than --max-growth-mib since three quarters of the operations were done. Pauses of the streams beside broken folders are
-printed next to their pauses without. The last line is `RESULT {json}`; the exit code is 1
+printed next to their pauses without, and how late this client was itself. The last line is `RESULT {json}`; the exit code is 1
 if a check failed.
 """
 
@@ -86,9 +86,14 @@ class Soak:
         self.versions: dict[int, Version] = {}
         self.now: dict[str, set[Version]] = {}  # what a name may stand for at this moment
         self.series: dict[int, list[tuple[float, float]]] = {}  # by pid: seconds, MiB
+        self.late_s: dict[str, list[float]] = {}
         self.beside = ""  # what goes on beside the streams, if their pauses count
         self.ends, self.num_done = False, 0
         self.new: dict[str, Version] = {}  # loaded, and not unloaded yet
+        (root / "outside").write_text("{}")
+        self.broken = list(broken_folders(self.shapes, root / "outside", args.seed))  # this takes seconds
+        self.random.shuffle(self.broken)
+        self.broken.sort(key=lambda broken: "takes more" not in broken.says)  # at the front: patterns that never end
 
     # ------------------------------------------------------------------------------------------------------- requests
     async def answer(self, name: str) -> tuple[int, str]:
@@ -214,14 +219,9 @@ class Soak:
 
     # ---------------------------------------------------------------------------------------------------------- broken
     async def load_broken(self) -> None:
-        outside = self.root / "outside"
-        outside.write_text("{}")
-        every = list(broken_folders(self.shapes, outside, self.args.seed))
-        self.random.shuffle(every)
-        every.sort(key=lambda broken: "takes more" not in broken.says)  # at the front: regular expressions that never end
-        for number, broken in enumerate(every[: self.args.broken]):
+        for number, broken in enumerate(self.broken[: self.args.broken]):
             folder = self.root / "dir" / "broken"
-            broken.write(folder)
+            await asyncio.to_thread(broken.write, folder)
             began = time.monotonic()
             status, said = await self.call("load", lora_name="broken", lora_path=str(folder))
             seconds = time.monotonic() - began
@@ -268,6 +268,14 @@ class Soak:
                     self.series.setdefault(pid, []).append((time.monotonic() - begin, min(both)))
             await asyncio.sleep(0.5)
 
+    async def look_at_itself(self) -> None:
+        """Note how late this process is, since streams seem to pause meanwhile."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.005)
+            if self.beside:
+                self.late_s.setdefault(self.beside, []).append(time.monotonic() - began - 0.005)
+
     def growth(self) -> dict[str, float]:
         found = {}
         for pid, series in self.series.items():
@@ -284,7 +292,7 @@ class Soak:
     async def __call__(self) -> dict[str, Any]:
         args, results = self.args, self.results
         self.begin = time.monotonic()
-        watcher = asyncio.create_task(self.watch())
+        watchers = [asyncio.create_task(self.watch()), asyncio.create_task(self.look_at_itself())]
         await self.learn()
         clients = [asyncio.create_task(self.client(number)) for number in range(args.streams)]
         killer = asyncio.create_task(self.kill())
@@ -301,7 +309,8 @@ class Soak:
         results.memory = self.growth()
         self.ends = True
         await asyncio.gather(*clients)
-        watcher.cancel()
+        for watcher in watchers:
+            watcher.cancel()
         for name, version in self.now.items():
             await self.expect(name, *version)
         await self.at_rest()
@@ -317,6 +326,7 @@ class Soak:
             "slowest_broken_s": round(results.slowest_broken_s, 2),
             "growth_mib": results.memory,
             "pauses_ms_beside": {beside: pauses_ms(pauses) for beside, pauses in results.pauses_s.items()},
+            "client_late_ms": {beside: pauses_ms(late) for beside, late in self.late_s.items()},
         }
 
     async def at_rest(self) -> None:

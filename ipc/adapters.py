@@ -29,13 +29,14 @@ class AdapterLimits(msgspec.Struct, frozen=True):
     dirs: tuple[str, ...] = ()  # folders below which adapters may be loaded while the engine serves; empty: none
     captures: bool = False  # whether graphs with adapters are captured at the start
     on_demand: bool = False  # the name of a folder in one of `dirs` is a model's name
-    tasks: tuple[str, ...] = ()  # adapters of the model's own tasks; requests that name none get the first one
+    tasks: tuple[str, ...] = ()  # adapters of the model's own tasks
+    default_task: str = ""  # of requests that name none; empty: the model itself
     has_hub: bool = False  # adapters may be downloaded while the engine serves
 
     @property
     def default(self) -> "AdapterUse | None":
         """The adapter of requests that name none."""
-        return AdapterUse(self.tasks[0]) if self.tasks else None
+        return AdapterUse(self.default_task) if self.default_task else None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):

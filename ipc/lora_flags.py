@@ -13,6 +13,7 @@ from quire.ipc.process.flags import Switch, human_int
 LoraDtype = Literal["auto", "float32", "bfloat16", "float16"]
 MAX_LORAS, MAX_RANK = 1024, 512
 OWNER = re.compile(r"[A-Za-z0-9][\w.-]*")  # on the hub
+ANY_OWNER = "*"
 CPU_LORAS = 4  # adapters in host memory for each slot, if no flag says how many
 
 
@@ -70,7 +71,7 @@ def check_lora(config: Any) -> None:
     given = {"--lora-modules": config.lora_modules, "--lora-dirs": config.lora_dirs, "--lora-hub": config.lora_hub}
     if not config.enable_lora and (flag := next((flag for flag, values in given.items() if values), None)):
         raise ValueError(f"{flag} needs --enable-lora")
-    if wrong := next((owner for owner in config.lora_hub if not OWNER.fullmatch(owner)), None):
+    if wrong := next((owner for owner in config.lora_hub if owner != ANY_OWNER and not OWNER.fullmatch(owner)), None):
         raise ValueError(f"--lora-hub {wrong!r:.80}: an owner of repositories on the hub is needed, without a name behind it")
     if config.lora_on_demand and not config.lora_dirs:
         raise ValueError("--lora-on-demand needs --lora-dirs: the folders with adapters")
@@ -121,8 +122,8 @@ def add_lora_arguments(add: Callable[..., None]) -> None:
         "--lora-hub",
         nargs="+",
         metavar="OWNER",
-        help="owners on the hub: adapters in their repositories may be downloaded and loaded while the server runs (default: "
-        "none)",
+        help="owners on the hub: adapters in their repositories may be downloaded and loaded while the server runs; * for "
+        "any owner (default: none)",
     )
     add(
         "--lora-on-demand",

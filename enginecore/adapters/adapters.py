@@ -74,7 +74,7 @@ class Adapters:
         self._folders = Folders(limits, preparing.later)
         self._busy: dict[str, deque[Callable[[], None]]] = {}  # names with a load under way, and what comes after it
         self._turns, self._unnested = LoadTurns(bounds.max_num_waiting), Unnested()
-        self._loading: set[int] = set()  # numbers that the workers read
+        self._loading: set[int] = set()  # numbers that the workers read, or of names that are loaded anew
         self._missing: dict[str, float] = {}  # names that no folder has, and until when this holds
         self._pins: dict[int, Done] = {}  # by number: to be pinned once they are loaded
         self._look_at = 0.0
@@ -121,7 +121,7 @@ class Adapters:
     def find(self, name: str, done: Done, key: str | None = None) -> None:
         """An adapter by its name; one that is being loaded is waited for, and with --lora-on-demand it is loaded now. key: for
         whom; None: its loads are not bounded."""
-        if (adapter := self.registry.get(name)) is not None:
+        if (adapter := self.registry.get(name)) is not None and adapter.number not in self._loading:
             return done(adapter)
         may_load = self._limits.on_demand and ON_DEMAND.fullmatch(name) is not None and not self._is_missing(name)
         if not may_load and name not in self._busy:
@@ -338,10 +338,12 @@ class Adapters:
         if (done := self._pins.pop(adapter.number, None)) is not None:
             done(UtilityFailed("invalid", error))
         if self.registry.is_current(adapter):
+            self._loading.add(adapter.number)  # requests that come from now on wait for the new file
             self._in_turn(adapter.name, functools.partial(self._load_anew, adapter), lambda outcome: None)
 
     def _load_anew(self, adapter: Adapter, end: Done) -> None:
         def loaded(outcome: Outcome) -> None:
+            self._loading.discard(adapter.number)
             if isinstance(outcome, UtilityFailed) and self.registry.is_current(adapter):
                 self.registry.remove(adapter.name)
                 self._tell([], [adapter.name])
@@ -349,7 +351,7 @@ class Adapters:
             end(outcome)
 
         if not self.registry.is_current(adapter):
-            return end(adapter)
+            return loaded(adapter)
         folder = adapter.plan.file.folder
         return self._folders.read(folder, lambda found: self._was_read(adapter.name, found, time.time(), loaded), trusted=True)
 

@@ -15,6 +15,7 @@ import msgspec
 from quire.enginecore.adapters.download import DownloadAnswer, DownloadConfig, DownloadQuestion
 from quire.enginecore.loading.hub import is_hub_id
 from quire.ipc.adapters import AdapterError, AdapterMissing
+from quire.ipc.lora_flags import ANY_OWNER
 from quire.ipc.process.asked_child import AskedChild
 
 log = logging.getLogger("quire.enginecore")
@@ -24,8 +25,8 @@ DOWNLOAD_S = 600.0
 
 
 class Hub:
-    """owners: those of --lora-hub. cache: the folder of downloads; None: huggingface_hub's. token: None: the environment's.
-    most_s: seconds that a download may take by the clock, as later ones wait for it."""
+    """owners: those of --lora-hub, ANY_OWNER among them for all. cache: the folder of downloads; None: huggingface_hub's.
+    token: None: the environment's. most_s: seconds that a download may take by the clock, as later ones wait for it."""
 
     def __init__(
         self, owners: tuple[str, ...] = (), cache: str | None = None, token: str | None = None, most_s: float = DOWNLOAD_S
@@ -64,12 +65,13 @@ class Hub:
     def _check_owner(self, repository: str) -> None:
         """Raises AdapterError."""
         owner = repository.partition("/")[0]
-        if owner not in self._owners:
+        if owner not in self._owners and ANY_OWNER not in self._owners:
             raise AdapterError(f"lora_path {repository!r} is no folder, and --lora-hub does not name the owner {owner!r}")
 
     def has(self, folder: str) -> bool:
         """Whether a real path is that of a downloaded adapter of one of the owners."""
-        return any(folder.startswith(os.path.join(self._place(), f"models--{owner}--")) for owner in self._owners)
+        owned = ("models--" if owner == ANY_OWNER else f"models--{owner}--" for owner in self._owners)
+        return any(folder.startswith(os.path.join(self._place(), name)) for name in owned)
 
     def _place(self) -> str:
         if self._cache is not None:

@@ -13,6 +13,7 @@ import msgspec
 from quire.enginecore.adapters.adapters import Adapters
 from quire.enginecore.adapters.folders import Folders
 from quire.enginecore.adapters.hub import Hub
+from quire.enginecore.loading.task_adapters import Tasks
 from quire.enginecore.stop_signals import EarlyStop
 from quire.enginecore.worker_profiles import WorkersFailed
 from quire.enginecore.workers import WorkerGroup
@@ -22,6 +23,7 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.lora_flags import limits_of, parse_module
 
 LOOK_S = 0.005
+NO_TASKS = Tasks()
 Plans = dict[str, AdapterPlan]
 
 
@@ -33,16 +35,16 @@ class AtStart(NamedTuple):
     base_names: tuple[str, ...]
 
 
-def read_modules(config: EngineConfig, tasks: tuple[str, ...] = ()) -> tuple[AdapterLimits | None, AtStart]:
+def read_modules(config: EngineConfig, tasks: Tasks = NO_TASKS) -> tuple[AdapterLimits | None, AtStart]:
     """The limits of the engine's adapters, None if it serves none; and what is known of adapters before the workers start.
-    tasks: as of AdapterLimits.
+    tasks: the adapters of the model's own.
 
     Raises AdapterError, which names the adapter."""
     hub = Hub(tuple(config.lora_hub), config.download_dir, config.hf_token)
     names = *config.served_model_name, config.model or bundled(config.runner).name
     if not config.enable_lora:
         return None, AtStart({}, hub, names)
-    limits = msgspec.structs.replace(limits_of(config), tasks=tasks)
+    limits = msgspec.structs.replace(limits_of(config), tasks=tasks.names, default_task=tasks.default)
     if missing := next((folder for folder in limits.dirs if not os.path.isdir(folder)), None):
         raise AdapterError(f"--lora-dirs: there is no folder {missing!r}")
     plans = _read(limits, hub, config.lora_modules) if config.lora_modules else {}

@@ -131,13 +131,15 @@ class AsyncLLM:
         pooling_params: PoolingParams | None = None,
         request_id: str = "",
         *,
+        lora_request: LoRARequest | None = None,
         priority: int = 0,
         **others: None,
     ) -> AsyncIterator[PoolingRequestOutput]:
         """Yield the prompt's vector or scores, once. others and errors: as for `generate`."""
         check_options("AsyncLLM.encode", others)
         client = await self._connected()
-        async for output in client.encode(prompt, pooling_params, request_id, priority=priority):
+        terms = await terms_of(client, lora_request)
+        async for output in client.encode(prompt, pooling_params, request_id, priority=priority, terms=terms):
             yield output
 
     async def beam_search(

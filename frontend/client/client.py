@@ -367,10 +367,10 @@ class Client(ABC):
 
     # ------------------------------------------------------------------------------------------------- vectors and scores
     async def encode(
-        self, prompt: Prompt, pooling_params: PoolingParams | None = None, request_id: str = "", *, priority: int = 0
+        self, prompt: Prompt, pooling_params: PoolingParams | None = None, request_id: str = "", **how: Any
     ) -> AsyncIterator[PoolingRequestOutput]:
-        """Yield the prompt's result, once, as vLLM's AsyncLLM does. Raises ClientErrors."""
-        (output,) = await pool_calls.encode(self, [prompt], pooling_params, name=request_id, priority=priority)
+        """Yield the prompt's result, once, as vLLM's AsyncLLM does. how: priority, terms. Raises ClientErrors."""
+        (output,) = await pool_calls.encode(self, [prompt], pooling_params, name=request_id, **how)
         output.request_id = request_id or output.request_id
         yield output
 

@@ -24,7 +24,7 @@ from quire.frontend.client.engine_args import check_engine_args
 from quire.frontend.client.engine_metrics import Metric, engine_metrics
 from quire.frontend.client.enqueued import Enqueued
 from quire.frontend.client.llm_engine import LLMEngine
-from quire.frontend.client.lora_request import LoRARequests, one_each
+from quire.frontend.client.lora_request import LoRARequest, LoRARequests, one_each, terms_of
 from quire.frontend.client.media_data import chat_with_media, media_options, opened
 from quire.frontend.client.model_config import ModelConfig, VllmConfig, vllm_config
 from quire.frontend.client.not_here import LLM_NAMES, check_options, check_reset, without
@@ -95,10 +95,9 @@ class LLM:
 
         prompts: one prompt or a list of them; a prompt is a text, a list of token ids, a TextPrompt or a TokensPrompt, which
         are dicts. sampling_params: one for all or one each; None: the model's defaults. priority: the same, lower runs first;
-        needs scheduling_policy="priority". lora_request: an adapter for all, or
-        one or None each. Raises ValueError for an invalid prompt or parameter, before any prompt
-        runs, and EngineDown if the engine is lost. Ctrl-C aborts the requests. others: vLLM's options that must be None
-        (not_here.py). older: positional arguments of older versions of vLLM's, prompt_token_ids first, by these rules, too.
+        needs scheduling_policy="priority". lora_request: an adapter for all, or one or None each. Raises ValueError for an
+        invalid prompt or parameter, before any prompt runs, and EngineDown if the engine is lost. Ctrl-C aborts the requests.
+        others: vLLM's options that must be None (not_here.py). older: positional arguments of older versions of vLLM's.
         """
         names = ("use_tqdm", "lora_request") if isinstance(next(iter(older), None), bool) else _OLDER_NAMES
         if len(older) > len(names):
@@ -226,15 +225,16 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_task: PoolingTask | None = None,
+        lora_request: LoRARequest | None = None,
         **others: None,
     ) -> list[PoolingRequestOutput]:
         """Each prompt's result of a task, by default the model's first: see PoolingParams. The other calls below name theirs.
 
-        Prompts as for `generate`; others: vLLM's options that must be None. use_tqdm has no effect. Raises ValueError for a
-        bad prompt or parameter, or a task that the model lacks.
-        """
+        Prompts as for `generate`, with one adapter; others: vLLM's options that must be None. use_tqdm has no effect. Raises
+        ValueError for a bad prompt or parameter, or a task that the model lacks."""
         check_options("LLM.encode", others)
-        return self._own.run(pool_calls.encode(self._client, _prompt_list(prompts), pooling_params, pooling_task))
+        client, terms = self._client, self._own.run(terms_of(self._client, lora_request))
+        return self._own.run(pool_calls.encode(client, _prompt_list(prompts), pooling_params, pooling_task, terms=terms))
 
     def embed(
         self,
@@ -242,11 +242,13 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
         **others: None,
     ) -> list[EmbeddingRequestOutput]:
         """A vector of each prompt."""
         check_options("LLM.embed", others)
-        return self._own.run(pool_calls.embed(self._client, _prompt_list(prompts), pooling_params))
+        terms = self._own.run(terms_of(self._client, lora_request))
+        return self._own.run(pool_calls.embed(self._client, _prompt_list(prompts), pooling_params, terms=terms))
 
     def classify(
         self,
@@ -254,11 +256,13 @@ class LLM:
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | None = None,
         **others: None,
     ) -> list[ClassificationRequestOutput]:
         """The probabilities of the model's labels for each prompt."""
         check_options("LLM.classify", others)
-        return self._own.run(pool_calls.classify(self._client, _prompt_list(prompts), pooling_params))
+        terms = self._own.run(terms_of(self._client, lora_request))
+        return self._own.run(pool_calls.classify(self._client, _prompt_list(prompts), pooling_params, terms=terms))
 
     def score(
         self,

@@ -16,7 +16,8 @@ from quire.ipc.adapters import AdapterInfo
 
 
 class LoRARequest:
-    """lora_int_id: a number greater than 0, as in vLLM; the engine goes by the name. lora_path: a folder as PEFT saves it."""
+    """lora_int_id: a number greater than 0, as in vLLM; the engine goes by the name. lora_path: a folder as PEFT
+    saves it, or a hub id, which is downloaded once."""
 
     def __init__(
         self,
@@ -59,13 +60,18 @@ async def add_lora(client: Client, request: LoRARequest) -> AdapterInfo:
     if client.welcome.limits.adapters is None:
         raise InvalidRequest("this engine takes no adapters: make it with enable_lora=True")
     known = client.adapters.get(request.lora_name)
-    is_same = known is not None and known.file.folder == os.path.realpath(request.lora_path)
-    if known is None or not is_same or (request.load_inplace and not request._is_loaded):
+    if known is None or not _is_from(known, request.lora_path) or (request.load_inplace and not request._is_loaded):
         known = await adapter_calls.load(client, request.lora_name, request.lora_path, in_place=True)
         client.adapters[request.lora_name] = known
     client.lora_numbers[request.lora_int_id] = request.lora_name
     request._is_loaded = True
     return known
+
+
+def _is_from(known: AdapterInfo, path: str) -> bool:
+    """Whether an adapter is that of a folder or a hub id. The latter are folders of the hub's cache with their names."""
+    folder = known.file.folder
+    return folder == os.path.realpath(path) or f"/models--{path.replace('/', '--')}/snapshots/" in folder
 
 
 def _name_of(client: Client, lora_id: int | str) -> str:

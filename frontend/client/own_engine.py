@@ -25,6 +25,7 @@ from quire.frontend.client.transformers_tokenizer import transformers_tokenizer
 from quire.frontend.launcher import CoreProcess, EngineStartError, engine_configs, launch_cores, stop_cores
 from quire.frontend.replicas.replicas import client_of
 from quire.ipc.config import EngineConfig
+from quire.ipc.lora_flags import ANY_OWNER
 from quire.ipc.process.children import CORE_MODULE
 from quire.ipc.sampling import SamplingParams
 from quire.ipc.unknown_names import what_to_write
@@ -165,8 +166,8 @@ def engine_config(model: str | os.PathLike[str] | None, options: dict[str, Any],
     if not isinstance(model, str | os.PathLike | None):
         raise ValueError(f"{of}: model must be a folder or hub id, got {type(model).__name__}{_FROM_ARGS}")
     options = with_processor_names(options)
-    if options.get("enable_lora") and not options.get("lora_dirs"):  # the caller names the folders, in LoRARequests
-        options["lora_dirs"] = ["/"]
+    if options.get("enable_lora") and not options.get("lora_dirs"):  # the caller names folders and hub ids, in LoRARequests
+        options |= {"lora_dirs": ["/"], "lora_hub": options.get("lora_hub") or [ANY_OWNER]}
     values = {"disable_log_stats": True, **options, "model": None if model is None else os.fspath(model)}
     if isinstance(values.get("served_model_name"), str):
         values["served_model_name"] = [values["served_model_name"]]

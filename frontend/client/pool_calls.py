@@ -70,9 +70,9 @@ async def _ids_of(client: PoolClient, prompts: Sequence[Prompt], keep: int | Non
 
 
 async def embed(
-    client: PoolClient, prompts: Sequence[Prompt], params: PoolingParams | None = None
+    client: PoolClient, prompts: Sequence[Prompt], params: PoolingParams | None = None, **how: Any
 ) -> list[EmbeddingRequestOutput]:
-    outputs = await encode(client, prompts, params, "embed")
+    outputs = await encode(client, prompts, params, "embed", **how)
     return [
         EmbeddingRequestOutput(o.request_id, EmbeddingOutput(o.outputs.data.tolist()), o.prompt_token_ids, o.num_cached_tokens)
         for o in outputs
@@ -80,9 +80,9 @@ async def embed(
 
 
 async def classify(
-    client: PoolClient, prompts: Sequence[Prompt], params: PoolingParams | None = None
+    client: PoolClient, prompts: Sequence[Prompt], params: PoolingParams | None = None, **how: Any
 ) -> list[ClassificationRequestOutput]:
-    outputs = await encode(client, prompts, params, "classify")
+    outputs = await encode(client, prompts, params, "classify", **how)
     return [
         ClassificationRequestOutput(
             o.request_id, ClassificationOutput(o.outputs.data.tolist()), o.prompt_token_ids, o.num_cached_tokens

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import acceptance
 import agent_session
+import broken_adapters
 import ceilings
 import hostcost_admission
 import http_sse
@@ -18,6 +19,7 @@ import numpy as np
 import offline
 import plot
 import pytest
+import random_adapters
 import serve
 import servers
 import soak
@@ -28,6 +30,8 @@ import workloads
 from ceilings import Costs, Measured
 from sse_client import Answer
 
+from quire.ipc.adapters import AdapterLimits
+from quire.workers.adapters.peft import read_adapter
 from quire.workers.models.family_table import read_model_config
 
 
@@ -267,3 +271,17 @@ def test_acceptance_of_drafts_by_the_three_ways():
     strange = acceptance.acceptance(target, np.roll(target, 7, axis=1), 1.0, of_target)
     assert strange["rejection"] == pytest.approx(np.minimum(p, np.roll(p, 7, axis=1)).sum(1).mean())
     assert strange["shared"] < 0.3 and strange["greedy"] < 0.1
+
+
+def test_random_adapters_are_read_as_peft_writes_them(tmp_path):
+    folder = Path("enginecore/loading/bundled")
+    made = random_adapters.Adapters(tmp_path, folder, 8, distinct=2)
+    names = [made.write(f"a{i}") for i in range(3)] + [made.write("activated", alora_invocation_tokens=[4, 5])]
+    plans = [read_adapter(tmp_path / name, AdapterLimits()) for name in names]
+    shapes = broken_adapters.shapes_of(folder)
+    for plan in plans:
+        assert {part.layer: (part.b.shape[0], part.a.shape[1]) for part in plan.parts} == shapes
+    assert plans[3].invocation_tokens == (4, 5) and len({plan.file.inode for plan in plans}) == 2
+    assert plans[2].file.inode == plans[0].file.inode and len({plan.file.folder for plan in plans}) == 4
+    first, second = ((tmp_path / name / "adapter_model.safetensors").read_bytes() for name in names[:2])
+    assert first != second and len(first) > made.megabytes * 1e6

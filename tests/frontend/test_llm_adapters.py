@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from fake_hub import FakeHub, hub_environment
+from http_servers import answering
 from peft_folders import write_adapter
 
 import quire.enginecore.loading.model_files
@@ -21,8 +24,17 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def llm():
-    made = LLM(enable_lora=True, max_loras=2, max_num_seqs=4, cpu_kv_cache_gib=0.1, device="cpu")
+def hub(folders):
+    with answering(FakeHub(Path(folders[2]), "owner/sql")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def llm(hub, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in hub_environment(hub, tmp_path_factory.mktemp("home")).items():
+            patch.setenv(name, value)
+        made = LLM(enable_lora=True, max_loras=2, max_num_seqs=4, cpu_kv_cache_gib=0.1, device="cpu", convert="embed")
     yield made
     made.shutdown()
 
@@ -53,11 +65,31 @@ def test_beams_chats_and_enqueued_requests_take_adapters(llm, folders):
     assert ids(base) != ids(adapted)
 
 
+def test_vectors_are_those_of_an_adapter(llm, folders):
+    lora = LoRARequest("a1", 2, folders[1])
+    base, adapted, again = (llm.embed(["Once", "upon"], lora_request=each) for each in (None, lora, lora))
+    encoded = llm.encode(["Once", "upon"], pooling_task="embed", lora_request=lora)
+    for one, two, three, four in zip(base, adapted, again, encoded, strict=True):
+        two, three = two.outputs.embedding, three.outputs.embedding
+        assert np.abs(np.subtract(one.outputs.embedding, two)).max() > 1e-2
+        assert np.abs(np.subtract(two, three)).max() < 1e-5 and np.abs(four.outputs.data - two).max() < 1e-5
+    with pytest.raises(ValueError, match="must be a LoRARequest"):
+        llm.embed("Once", lora_request="a1")
+
+
 def test_an_engine_lists_removes_and_pins_its_adapters(llm, folders):
     engine = llm.llm_engine
     assert engine.add_lora(LoRARequest("fresh", 77, folders[2])) and not engine.add_lora(LoRARequest("fresh", 77, folders[2]))
     assert 77 in engine.list_loras() and engine.pin_lora(77)
     assert engine.remove_lora(77) and 77 not in engine.list_loras() and not engine.remove_lora(77)
+
+
+def test_a_path_may_be_a_hub_id(llm, folders, hub):
+    named = [ids(llm.generate("Once", GREEDY, lora_request=LoRARequest("hub", 9, "owner/sql"))) for _ in range(2)]
+    assert named[0] == named[1] == ids(llm.generate("Once", GREEDY, lora_request=LoRARequest("a2", 3, folders[2])))
+    assert sorted(hub.downloaded) == ["adapter_config.json", "adapter_model.safetensors"], "it is downloaded once"
+    with pytest.raises(ValueError, match="owner/none is neither a local folder nor an adapter on the hub"):
+        llm.generate("Once", GREEDY, lora_request=LoRARequest("none", 10, "owner/none"))
 
 
 def test_what_cannot_be_used_is_said(llm, folders, tmp_path):

@@ -1,11 +1,12 @@
-"""A tiny jina-embeddings-v5: Qwen3's layers ("small") or EuroBERT's ("nano"), and adapters of two tasks."""
+"""A tiny jina-embeddings-v5: Qwen3's layers ("small") or EuroBERT's ("nano"), and adapters of two tasks; and a tiny v3."""
 
 import json
 
 import torch
 import transformers
 from encoder_cases import SMALL, build
-from safetensors.torch import save_file
+from encoder_references import rewritten
+from safetensors.torch import load_file, save_file
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 RANK, LAYERS = 4, ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
@@ -45,3 +46,40 @@ def write_jina_v5(folder, kind):
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
     return theirs
+
+
+V3_TASKS = ["retrieval.query", "retrieval.passage", "separation"]
+
+
+def write_jina_v3(folder, merged_task=None):
+    """A checkpoint as it is published, with adapters of all products and tables, and transformers' model with one merged."""
+    config = transformers.JinaEmbeddingsV3Config(**SMALL, type_vocab_size=1)
+    theirs = build(transformers.JinaEmbeddingsV3Model, config)
+    theirs.save_pretrained(folder)
+    plain, stored, generator = load_file(folder / "model.safetensors"), {}, torch.Generator().manual_seed(8)
+    for name, tensor in plain.items():
+        if tensor.dim() < 2:
+            stored[f"roberta.{name}"] = tensor
+            continue
+        layer, (rows, columns) = name.removesuffix(".weight"), tensor.shape
+        is_table = "embeddings" in name
+        a = torch.randn(3, *((rows, 4) if is_table else (4, columns)), generator=generator) * 0.5
+        b = torch.randn(3, *((4, columns) if is_table else (rows, 4)), generator=generator) * 0.5
+        stored[f"roberta.{layer}.parametrizations.weight.original"] = tensor
+        stored[f"roberta.{layer}.parametrizations.weight.0.lora_A"] = a
+        stored[f"roberta.{layer}.parametrizations.weight.0.lora_B"] = b
+        if merged_task is not None:
+            plain[name] = tensor + (a[merged_task] @ b[merged_task] if is_table else b[merged_task] @ a[merged_task]) * 0.25
+    if merged_task is not None:
+        other = folder / "merged"
+        theirs.config.save_pretrained(other)
+        save_file(plain, other / "model.safetensors", {"format": "pt"})
+        theirs = transformers.JinaEmbeddingsV3Model.from_pretrained(other).eval()
+    fields = {
+        **SMALL, "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "position_embedding_type": "rotary",
+        "rotary_emb_base": 20000.0, "lora_adaptations": V3_TASKS, "lora_alpha": 1, "lora_rank": 4, "lora_dropout_p": 0.0,
+        "lora_main_params_trainable": False, "load_trained_adapters": True, "layer_norm_eps": 1e-5, "type_vocab_size": 1,
+        "matryoshka_dimensions": [8, 16], "task_instructions": {}, "truncate_dim": None, "use_flash_attn": True,
+        "pad_token_id": 1,
+    }  # fmt: skip
+    return rewritten(folder, fields, stored), theirs

@@ -22,6 +22,7 @@ from encoder_cases import (
     types_of,
 )
 from encoder_references import jina_v2, nomic_v2, rewritten
+from jina_checkpoints import V3_TASKS, write_jina_v3
 from safetensors.torch import load_file, save_file
 from thread_ranks import on_every_rank
 
@@ -95,62 +96,25 @@ def test_nomic_v2_equals_its_description(tmp_path, ranks, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------- jina-embeddings-v3
-TASKS = ["retrieval.query", "retrieval.passage", "separation"]
-
-
-def jina_v3(folder, merged_task=None):
-    """A checkpoint as it is published, with adapters of all products and tables, and transformers' model with one merged."""
-    config = transformers.JinaEmbeddingsV3Config(**SMALL, type_vocab_size=1)
-    theirs = build(transformers.JinaEmbeddingsV3Model, config)
-    theirs.save_pretrained(folder)
-    plain, stored, generator = load_file(folder / "model.safetensors"), {}, torch.Generator().manual_seed(8)
-    for name, tensor in plain.items():
-        if tensor.dim() < 2:
-            stored[f"roberta.{name}"] = tensor
-            continue
-        layer, (rows, columns) = name.removesuffix(".weight"), tensor.shape
-        is_table = "embeddings" in name
-        a = torch.randn(3, *((rows, 4) if is_table else (4, columns)), generator=generator) * 0.5
-        b = torch.randn(3, *((4, columns) if is_table else (rows, 4)), generator=generator) * 0.5
-        stored[f"roberta.{layer}.parametrizations.weight.original"] = tensor
-        stored[f"roberta.{layer}.parametrizations.weight.0.lora_A"] = a
-        stored[f"roberta.{layer}.parametrizations.weight.0.lora_B"] = b
-        if merged_task is not None:
-            plain[name] = tensor + (a[merged_task] @ b[merged_task] if is_table else b[merged_task] @ a[merged_task]) * 0.25
-    if merged_task is not None:
-        other = folder / "merged"
-        theirs.config.save_pretrained(other)
-        save_file(plain, other / "model.safetensors", {"format": "pt"})
-        theirs = transformers.JinaEmbeddingsV3Model.from_pretrained(other).eval()
-    fields = {
-        **SMALL, "architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "position_embedding_type": "rotary",
-        "rotary_emb_base": 20000.0, "lora_adaptations": TASKS, "lora_alpha": 1, "lora_rank": 4, "lora_dropout_p": 0.0,
-        "lora_main_params_trainable": False, "load_trained_adapters": True, "layer_norm_eps": 1e-5, "type_vocab_size": 1,
-        "matryoshka_dimensions": [8, 16], "task_instructions": {}, "truncate_dim": None, "use_flash_attn": True,
-        "pad_token_id": 1,
-    }  # fmt: skip
-    return rewritten(folder, fields, stored), theirs
-
-
 @pytest.mark.parametrize("task", [None, 0, 2])
 def test_one_task_is_merged(tmp_path, task):
-    folder, theirs = jina_v3(tmp_path, task)
+    folder, theirs = write_jina_v3(tmp_path, task)
     row = texts([31])[0]
-    ours = loaded(folder, {} if task is None else {"jina_task": TASKS[task]})
+    ours = loaded(folder, {} if task is None else {"jina_task": V3_TASKS[task]})
     close(our_hidden(ours, [row])[0], their_hidden(theirs, row))
     if task is not None:
         assert not torch.allclose(our_hidden(loaded(folder), [row])[0], their_hidden(theirs, row), atol=1e-2)
 
 
 def test_an_adapter_that_does_not_fit_is_refused(tmp_path):
-    folder, _ = jina_v3(tmp_path)
+    folder, _ = write_jina_v3(tmp_path)
     with pytest.raises(ModelConfigError, match="jina_task 'other' is not among"):
         loaded(folder, {"jina_task": "other"})
     tensors = load_file(folder / "model.safetensors")
     name = "roberta.encoder.layers.0.mlp.fc1.parametrizations.weight.0.lora_B"
     save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, folder / "model.safetensors")
     with pytest.raises(WeightsError, match=r"model\.layers\.0\.mlp\.up_proj\.lora_A does not fit"):
-        loaded(folder, {"jina_task": TASKS[0]})
+        loaded(folder, {"jina_task": V3_TASKS[0]})
 
 
 # ------------------------------------------------------------------------------------------------------ files and refusals

@@ -5,6 +5,7 @@ Requests are done one after another, in the order in which they come, and each i
 
 import logging
 import queue
+import sys
 import threading
 from collections.abc import Callable
 
@@ -15,6 +16,7 @@ from quire.workers.adapters.slots import AdapterSlots
 log = logging.getLogger("quire.workers")
 
 Request = LoadAdapter | ForgetAdapter
+SWITCH_S = 5e-4  # the longest that this thread keeps the interpreter from a step that has just computed something
 
 
 class AdapterLoads:
@@ -23,6 +25,7 @@ class AdapterLoads:
     def __init__(self, slots: AdapterSlots, answer: Callable[[int, str], None]) -> None:
         self._slots, self._answer = slots, answer
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
         threading.Thread(target=self._run, name="adapters", daemon=True).start()
 
     def take(self, request: Request) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from quire.ipc.adapters import AdapterError
 
 MAX_PATTERNS, MAX_PATTERN_CHARS = 4096, 256
-MATCH_S = 0.25  # of CPU time, for all patterns and one layer; 4,096 plain ones take some milliseconds
+MATCH_S = 0.1  # of CPU time, for all patterns and one layer; 4,096 plain ones take some milliseconds
 MAX_RANK = 1 << 16  # of any pattern; the server's own limit is much lower
 MAX_INVOCATION_TOKENS = 1024
 

@@ -3,6 +3,7 @@
 It has no torch and little memory, and is killed when a folder takes it too long (enginecore/adapters/folders.py).
 """
 
+import os
 import socket
 
 import msgspec
@@ -13,6 +14,7 @@ from quire.ipc.process.framing import limit_this_process, receive, send
 from quire.workers.adapters.peft import read_adapter
 
 MAX_BYTES = 1 << 30
+NICE = 10  # patterns without end must not take half of a core from steps on a busy machine
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(FolderQuestion).decode
@@ -22,6 +24,7 @@ def main() -> None:
     config = child_main_config(ReadingConfig)
     sock = socket.socket(fileno=own_fds([config.socket_fd])[0])
     limit_this_process(MAX_BYTES)
+    os.nice(NICE)
     send(sock, _encode(FolderAnswer("")))
     while question := receive(sock):
         send(sock, _encode(answer(_decode(question))))

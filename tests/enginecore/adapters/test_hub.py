@@ -122,7 +122,9 @@ def test_a_download_that_stalls_ends_and_lets_the_next_one_go_on(core, hub, tmp_
     hub.goes_on.set()
 
 
-def test_a_downloaded_adapter_is_restored_from_the_cache(core, hub):
+@pytest.mark.parametrize("owners", ["owner", "*"])
+def test_a_downloaded_adapter_is_restored_from_the_cache(core, hub, tmp_path, owners):
+    core.adapters.begin_with({}, Hub((owners,), str(tmp_path / "cache")))
     info = core.load("sql", "owner/sql")
     core.ask(UnloadAdapter("sql"))
     core.until(lambda: core.workers.forgotten)
