@@ -77,7 +77,8 @@ def assert_equal(got: list[list[int]], name: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_equals_generate(name):
-    """Of prompts of 1, 33 and 97 tokens. Token by token for the longest, as transformers takes seconds for it; by one pass for all."""
+    """The output after three prompts is compared in one pass, and that after the longest one token by token, too, which takes
+    transformers as long as everything else."""
     some = [prompts()[n] for n in (0, 8, 15)]
     outputs = InlineEngine(tiny_model(name)).generate(some, GREEDY)
     for prompt, got in zip(some, outputs, strict=True):

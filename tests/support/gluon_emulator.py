@@ -22,7 +22,7 @@ class Tensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        """What torch's own does for results that are one tensor or none: it took four fifths of a kernel's time."""
+        """The same as torch's own for a result that is one tensor or none; torch's took half of a kernel's time."""
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **(kwargs or {}))
         return result.as_subclass(cls) if type(result) is torch.Tensor else result

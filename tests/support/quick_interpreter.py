@@ -40,7 +40,7 @@ def by_name(numpy_type: Callable) -> Callable:
 
 @functools.cache
 def replacements(package: Any) -> list[tuple[str, Callable]]:
-    """What stands for a module's or class's functions. It is made once: each launch went through all members."""
+    """Functions in place of a module's or class's own. They are made once: each launch went through all members."""
     return [(name, replaced(member)) for name, member in inspect.getmembers(package) if core.is_builtin(member)]
 
 
