@@ -61,7 +61,7 @@ test test-all: $(FOR_TEST)
 	$(PYTEST) -m '$(MARKS)' $(PYTEST_ARGS) || failed=1; \
 	exit $$failed
 
-# A minute of it, with cases that are the same in each run, is a part of the tests.
+# Half a minute of it, with cases that are the same in each run, is a part of the tests.
 fuzz: $(FOR_TEST)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
