@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
 # alone.
 FAMILIES = ("llama", "mistral-sliding", "qwen2-mixed", "qwen3", "deepseek-v3")
 MOST = [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in ALL_MODELS]
-# Variants of Llama's kin, of which other models here have the heads, biases and rope tables; workers/test_models.py has them all.
+# Variants of Llama's kin: other models here have their heads, biases and rope tables; workers/test_models.py has them all.
 ALIKE = {
     *("llama-mha", "llama-tied", "llama-linear", "mistral", "mistral-tied-mha", "mistral-yarn"),
     *("qwen2-tied", "qwen2-yarn", "qwen2-mha-linear", "qwen3-bias", "qwen3-yarn"),
