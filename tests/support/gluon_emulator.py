@@ -12,6 +12,7 @@ import threading
 import types
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 from triton.runtime.jit import JITFunction
 
 TIMEOUT_S = 100.0  # that a barrier is waited for: longer is a deadlock
@@ -23,7 +24,7 @@ class Tensor(torch.Tensor):
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         """The same as torch's own for a result that is one tensor or none; torch's took half of a kernel's time."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             result = function(*args, **(kwargs or {}))
         return result.as_subclass(cls) if type(result) is torch.Tensor else result
 

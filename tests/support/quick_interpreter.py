@@ -19,8 +19,7 @@ def quicken() -> None:
     # Each sum and product is also computed in 64 bits and compared with the bounds of its type, for an assertion that
     # exists only with `debug`, which is off.
     interpreter.interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
-    interpreter._get_np_dtype = by_name(interpreter._get_np_dtype)
-    interpreter._patch_builtin = patch_known
+    vars(interpreter).update(_get_np_dtype=by_name(interpreter._get_np_dtype), _patch_builtin=patch_known)
     share_shapes()
     patch_once_a_launch()
 
@@ -68,9 +67,9 @@ def share_shapes() -> None:
         return core.constexpr(math.prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
 
     def sizes_of(shape: Any) -> tuple[int, ...]:
-        if not isinstance(shape, core.tuple):
-            return tuple(core._unwrap_shape(shape))
-        return tuple([size.value if isinstance(size, core.constexpr) else size for size in shape.values])
+        shape = shape.value if isinstance(shape, core.constexpr) else shape
+        sizes = shape.values if isinstance(shape, core.tuple) else shape
+        return tuple([size.value if isinstance(size, core.constexpr) else size for size in sizes])
 
     def new_block_type(self: core.block_type, element_ty: core.dtype, shape: Any) -> None:
         self.element_ty = element_ty
