@@ -1,6 +1,7 @@
 """Every fixture that a test names is there, of tests that need a GPU too: they are collected here, and run elsewhere."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,20 @@ BUILT_IN = {
 }  # fmt: skip
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def functions(path: Path) -> list[ast.FunctionDef]:
-    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    return [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
 
 
+@functools.cache
 def fixtures(path: Path) -> set[str]:
     """Names of the fixtures that a file defines, or imports."""
-    tree = ast.parse(path.read_text())
     made = {f.name for f in functions(path) if any("fixture" in ast.unparse(d) for d in f.decorator_list)}
-    return made | {alias.asname or alias.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for alias in n.names}
+    return made | {alias.asname or alias.name for n in nodes(path) if isinstance(n, ast.ImportFrom) for alias in n.names}
 
 
 def given_by_decorators(function: ast.FunctionDef, source: str) -> set[str]:

@@ -12,6 +12,7 @@ import threading
 import types
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 from triton.runtime.jit import JITFunction
 
 TIMEOUT_S = 100.0  # that a barrier is waited for: longer is a deadlock
@@ -19,6 +20,13 @@ TIMEOUT_S = 100.0  # that a barrier is waited for: longer is a deadlock
 
 class Tensor(torch.Tensor):
     """A tensor in registers, of no layout."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        """The same as torch's own for a result that is one tensor or none; torch's took half of a kernel's time."""
+        with DisableTorchFunctionSubclass():
+            result = function(*args, **(kwargs or {}))
+        return result.as_subclass(cls) if type(result) is torch.Tensor else result
 
     @property
     def type(self):
@@ -260,10 +268,9 @@ def assembly(text, constraints, args, **options):
     """The instructions that kernels have."""
     if "bf16x2" not in text:
         return 1 / args[0]
-    a, b = (torch.as_tensor(x).expand(torch.broadcast_shapes(*(x.shape for x in args))).contiguous() for x in args)
-    a, b = (torch.Tensor.view(x.unsqueeze(-1), torch.bfloat16) for x in (a, b))
+    a, b = (x.contiguous().unsqueeze(-1).as_subclass(torch.Tensor).view(torch.bfloat16) for x in torch.broadcast_tensors(*args))
     found = a - b if text.startswith("sub") else a * b
-    return tensor(torch.Tensor.view(found, torch.int32).squeeze(-1))
+    return tensor(found.view(torch.int32).squeeze(-1))
 
 
 def load(pointer, mask=None, other=0, cache_modifier="", eviction_policy=""):

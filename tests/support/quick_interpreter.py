@@ -3,10 +3,14 @@
 `tests/kernels/conftest.py` calls `quicken` where `TRITON_INTERPRET=1` is set. What a kernel computes stays the same.
 """
 
+import functools
+import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
 from triton import language
+from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterError, InterpreterOptions
 
@@ -15,7 +19,8 @@ def quicken() -> None:
     # Each sum and product is also computed in 64 bits and compared with the bounds of its type, for an assertion that
     # exists only with `debug`, which is off.
     interpreter.interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
-    interpreter._get_np_dtype = by_name(interpreter._get_np_dtype)
+    vars(interpreter).update(_get_np_dtype=by_name(interpreter._get_np_dtype), _patch_builtin=patch_known)
+    share_shapes()
     patch_once_a_launch()
 
 
@@ -30,6 +35,54 @@ def by_name(numpy_type: Callable) -> Callable:
         return known[name]
 
     return known_type
+
+
+@functools.cache
+def replacements(package: Any) -> list[tuple[str, Callable]]:
+    """Functions in place of a module's or class's own. They are made once: each launch went through all members."""
+    return [(name, replaced(member)) for name, member in inspect.getmembers(package) if core.is_builtin(member)]
+
+
+def replaced(member: Callable) -> Callable:
+    def call(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
+        return member(*args, **kwargs, _semantic=interpreter.interpreter_semantic)
+
+    return call
+
+
+def patch_known(package: Any, builder: Any, scope: Any) -> None:
+    for name, replacement in replacements(package):
+        scope.set_attr(package, name, replacement)
+
+
+def share_shapes() -> None:
+    """Let all blocks of a shape have one object for it: each result of an operation made a tuple and constants of its own."""
+
+    @functools.cache
+    def plain(sizes: tuple[int, ...]) -> tuple[core.tuple, int]:
+        return core.tuple(sizes), core.validate_block_shape(sizes)
+
+    @functools.cache
+    def constants(sizes: tuple[int, ...]) -> tuple[core.constexpr, core.tuple]:
+        return core.constexpr(math.prod(sizes)), core.tuple([core.constexpr(size) for size in sizes])
+
+    def sizes_of(shape: Any) -> tuple[int, ...]:
+        shape = shape.value if isinstance(shape, core.constexpr) else shape
+        sizes = shape.values if isinstance(shape, core.tuple) else shape
+        return tuple([size.value if isinstance(size, core.constexpr) else size for size in sizes])
+
+    def new_block_type(self: core.block_type, element_ty: core.dtype, shape: Any) -> None:
+        self.element_ty = element_ty
+        self.shape, self.numel = plain(sizes_of(shape))
+        if not self.shape.values:
+            raise TypeError("0d block_type is forbidden")
+        self.name = f"<{self.shape.values}, {element_ty}>"
+
+    def new_tensor(self: core.tensor, handle: Any, type: core.dtype) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = constants(tuple(type.shape.values) if type.is_block() else ())
+
+    core.block_type.__init__, core.tensor.__init__ = new_block_type, new_tensor
 
 
 def patch_once_a_launch() -> None:

@@ -134,6 +134,7 @@ def logits(name, ids):
         return model.compute_logits(hidden)
 
 
+@functools.cache
 def greedy_reference(name):
     with torch.inference_mode():
         out = tiny_models.reference(name).generate(

@@ -33,6 +33,8 @@ from quire.workers.parallel import Parallel
 from quire.workers.recurrent.state_cache import state_cache_of
 from quire.workers.stages import stage_of
 
+pytestmark = pytest.mark.usefixtures("asked_here")  # test_estimate_families.py asks a process of its own
+
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
     "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256, "max_position_embeddings": 131072,

@@ -16,6 +16,8 @@ from quire.ipc.config import EngineConfig
 from quire.ipc.lora_flags import limits_of
 from quire.workers.adapters.peft import read_adapter
 
+pytestmark = pytest.mark.usefixtures("asked_here")  # test_estimate_families.py asks a process of its own
+
 LORA = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
 
 

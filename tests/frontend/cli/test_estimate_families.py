@@ -196,7 +196,7 @@ def test_experts_on_a_gpu_count_as_stored_or_plain(tmp_path, asked_here):
         ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8, "type": "float"}}, 16),
     ],
 )
-def test_without_files_a_quantized_checkpoint_counts_what_its_config_says(quantization, bits, tmp_path):
+def test_without_files_a_quantized_checkpoint_counts_what_its_config_says(quantization, bits, tmp_path, asked_here):
     model = read(folder_of(tmp_path, {**QWEN3_06B, "quantization_config": quantization}))
     kept = model.sizes.vocab_size * model.sizes.hidden_size
     found = estimate(model, EngineConfig(), gpu_bytes("H100", None))
@@ -222,7 +222,7 @@ def test_without_files_experts_count_what_the_config_says(tmp_path, asked_here):
         ("fp8", None, None),
     ],
 )
-def test_a_quantization_that_an_engine_refuses_is_not_estimated(method, asked, said):
+def test_a_quantization_that_an_engine_refuses_is_not_estimated(method, asked, said, asked_here):
     model = read(tiny_model("llama"))
     if method is not None:
         model = model._replace(quantization={"quant_method": method}, stored_bytes=1 << 20)
@@ -283,7 +283,7 @@ def test_mtp_is_counted_as_a_worker_counts_it(name, asked_here):
     assert on_gpu[1].kv_cache_bytes < on_gpu[0].kv_cache_bytes
 
 
-def test_speculation_keeps_inputs_of_recurrent_layers():
+def test_speculation_keeps_inputs_of_recurrent_layers(asked_here):
     """As many as a worker allocates, on a GPU beside its tables, on a CPU within a step."""
     folder, drafted = tiny_model("qwen3.5"), SpeculativeConfig(method="ngram")
     config, rows = read_model_config(folder), 20
@@ -303,7 +303,7 @@ def test_speculation_keeps_inputs_of_recurrent_layers():
 
 
 @pytest.mark.parametrize("speculators", [False, True])
-def test_an_eagle3_head_is_counted_by_its_file(speculators, tmp_path):
+def test_an_eagle3_head_is_counted_by_its_file(speculators, tmp_path, asked_here):
     folder = tiny_model("llama")
     Head(64, 512, draft_vocab=300, taps=(0, 1, 2)).save(tmp_path, speculators=speculators)
     asked = SpeculativeConfig(method="eagle3", model=str(tmp_path))
@@ -320,7 +320,7 @@ def test_an_eagle3_head_is_counted_by_its_file(speculators, tmp_path):
         estimate(read(folder), EngineConfig(speculative_config=SpeculativeConfig(method="eagle3", model="a/b")), 16 << 30, "L4")
 
 
-def test_speculation_has_logits_and_a_sampler_for_every_sample():
+def test_speculation_has_logits_and_a_sampler_for_every_sample(asked_here):
     model, drafted = read(tiny_model("llama")), SpeculativeConfig(method="ngram", num_speculative_tokens=3)
     plain, on = (EngineConfig(max_num_seqs=20, max_num_batched_tokens=512, speculative_config=c) for c in (None, drafted))
     before, after = (estimate(model, config, 16 << 30, "L4") for config in (plain, on))

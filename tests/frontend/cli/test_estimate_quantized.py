@@ -13,6 +13,8 @@ from quire.frontend.cli.estimate_weights import PLAIN, bits_on_gpu
 from quire.ipc.config import EngineConfig
 from quire.ipc.memory_plan import GIB
 
+pytestmark = pytest.mark.usefixtures("asked_here")  # test_estimate_families.py asks a process of its own
+
 
 def test_weights_on_a_gpu_take_what_they_are_quantized_to(asked_here):
     model, memory = read(tiny_model("llama")), 8 * GIB
