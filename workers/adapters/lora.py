@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from quire.kernels.lora import lora_reference
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.layers import ops
 from quire.workers.layers.adapter import Adapter
@@ -69,6 +69,10 @@ class StepAdapters:
     def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         """The tensor that `expand` needs, made of x [T, in] or of ids int32 [T]."""
         return x
+
+    def beside(self, tokens: int, weights: LoraWeights) -> Shrink | None:
+        """What the kernel of a product of so many tokens needs to compute `shrink` itself; None: it must not."""
+        return None
 
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         """y [T, out] with what the tokens' adapters make of the input, in place; h of `shrink`."""
@@ -152,11 +156,12 @@ class CudaStepAdapters(StepAdapters):
 
     def __init__(self, num_slots: int, max_tokens: int, device: torch.device, captures: bool = False) -> None:
         from quire.kernels.lora import experts, products, schedule  # these import Triton
-        from quire.kernels.triton_support.dependent_launch import mode_for
+        from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
 
         super().__init__(num_slots, captures)
         self._schedule = LoraSchedule.allocate(max_tokens, num_slots, device)
-        self._schedules, self._products, self._experts, self._mode_for = schedule, products, experts, mode_for
+        self._schedules, self._products, self._experts = schedule, products, experts
+        self._mode_for, self._plain = mode_for, PLAIN
 
     def _group(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_samples: int, has_windows: bool
@@ -175,6 +180,12 @@ class CudaStepAdapters(StepAdapters):
     def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         return self._call(self._products.shrink, x, weights)
 
+    def beside(self, tokens: int, weights: LoraWeights) -> Shrink | None:
+        which = self._which(tokens)
+        if which == SOME_TOKENS:  # grouped by the launch before, which a dependent one must not read ahead of its wait
+            return None
+        return Shrink(weights.a, weights.ranks, self._schedule.ids[which])
+
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         return self._call(self._products.expand, h, y, weights)
 
@@ -186,7 +197,9 @@ class CudaStepAdapters(StepAdapters):
     def _call(self, kernel: Callable[..., torch.Tensor], *tensors: Any) -> torch.Tensor:
         """The kernel for a step's tokens, as many as the tensor before the weights has rows."""
         rows = len(tensors[-2])
-        return kernel(*tensors, self._schedule, self._which(rows), pdl=self._mode_for(rows))
+        which = self._which(rows)
+        mode = self._plain if which == SOME_TOKENS else self._mode_for(rows)
+        return kernel(*tensors, self._schedule, which, pdl=mode)
 
     def _group_some(self, first: int, count: int) -> None:
         ids = self._schedule.ids
@@ -242,6 +255,9 @@ class LoraLayer(Adapter):
 
     def shrink(self, x: torch.Tensor) -> torch.Tensor:
         return self.steps.shrink(x, self.weights)
+
+    def beside(self, x: torch.Tensor) -> Shrink | None:
+        return self.steps.beside(len(x), self.weights)
 
     def expand(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.steps.expand(h, y, self.weights)

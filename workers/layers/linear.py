@@ -154,31 +154,36 @@ class Linear(Module):
 
 
 class Adapted(Format):
-    """A format's products plus an adapter's, the first half of which comes before the product: it needs the input alone.
+    """A format's products plus an adapter's, the first half of which needs the input alone: the format computes it beside its
+    product (`Format.shrinking`), or it is launched before.
 
-    What may be left as partial sums still is, and the adapter adds to one of them. A norm in front is not fused, since the
-    adapter needs what it returns.
+    What may be left as partial sums still is, and the adapter adds to one of them.
     """
 
     def __init__(self, inner: Format, adapter: Adapter):
         self._inner, self._adapter = inner, adapter
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        h = self._adapter.shrink(x)
-        y = self._adapter.expand(h, self._inner.product(x, out))
+        y, h = self._inner.shrinking(x, self._adapter, out)
+        y = self._adapter.expand(h, y)
         return y if out is None or y is out else out.copy_(y)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
-        h = self._adapter.shrink(x)
-        return self._adapter.expand_gated(h, self._inner.product(x))
+        y, h = self._inner.shrinking(x, self._adapter)
+        return self._adapter.expand_gated(h, y)
 
     def split_k(self, x: torch.Tensor) -> torch.Tensor:
         if not self._inner.splits_in_float:
             return self.product(x)
-        h = self._adapter.shrink(x)
-        y = self._inner.split_k(x)
+        y, h = self._inner.shrinking(x, self._adapter, splits_k=True)
         self._adapter.expand(h, y if y.dim() == 2 else y[0])
         return y
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, h, residual = self._inner.normed_shrinking(x, residual, norm, self._adapter)
+        return (self._adapter.expand_gated if is_gated else self._adapter.expand)(h, y), residual
 
 
 class AdaptedSometimes(Format):

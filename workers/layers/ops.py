@@ -18,6 +18,7 @@ from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts import experts_reference, routing_reference
 from quire.kernels.experts.experts_reference import Act, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
+from quire.kernels.lora.tables import Shrink
 from quire.workers.parallel import Partial
 
 
@@ -174,6 +175,21 @@ def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return _kernels().split_linear.split_linear(x, weight, bias, dependents=_kernels().dependent_launch.supported())
 
 
+def shrinking_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None, shrink: Shrink, splits_k: bool
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(`linear`, h of an adapter or its partial sums), in one kernel on CUDA; None: no kernel computes both for these.
+
+    splits_k: `linear_split_k` in place of `linear` where `splits` says so, without `out`.
+    """
+    if not x.is_cuda:
+        return None
+    if splits_k and splits(x, weight):
+        dependents = _kernels().dependent_launch.supported()
+        return _kernels().split_linear.shrinking_split_linear(x, weight, bias, shrink, dependents=dependents)  # type: ignore[no-any-return]
+    return _kernels().linear.shrinking_linear(x, weight, bias, out, shrink, pdl=_launch_mode(x))  # type: ignore[no-any-return]
+
+
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """silu(gate) · up of gate|up = x Wᵀ + bias; x [T, in], weight [2I, in] -> [T, I]. One kernel for few rows on CUDA."""
     if x.is_cuda:
@@ -193,11 +209,17 @@ def norm_linear(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    is_gated: bool,
+    is_gated: bool = False,
+    *,
+    shrink: Shrink | None = None,
+    h: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(linear(norm(residual + x)), residual + x), the first gated if is_gated; the residual is not changed in place."""
-    mode = _launch_mode(residual)
-    return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, pdl=mode)
+    """(linear(norm(residual + x)), residual + x), the first gated if is_gated; the residual is not changed in place.
+
+    shrink: an adapter of the product; `h` of its `new_h` receives what `expand` needs.
+    """
+    adapter = {"shrink": shrink, "adapter_h": h, "pdl": _launch_mode(residual)}
+    return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, **adapter)
 
 
 def route(

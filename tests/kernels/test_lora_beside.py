@@ -1,0 +1,112 @@
+"""Products that compute A x of LoRA adapters beside them: against `products.shrink`, and against themselves without adapters."""
+
+import pytest
+import torch
+from gluon_emulator import Emulator
+from test_lora import weights_of
+
+triton = pytest.importorskip("triton")
+
+from quire.kernels.linear import linear, linear_hopper, norm_linear  # noqa: E402
+from quire.kernels.lora import products, schedule  # noqa: E402
+from quire.kernels.lora.tables import LoraSchedule, Shrink  # noqa: E402
+from quire.kernels.tuning.configs import SkinnyConfig  # noqa: E402
+
+RANKS = [[8, 0, 3], [1, 1, 1], [15, 8, 11], [2, 16, 0], [0, 5, 9]]
+SIZES = (11, 1, 8)
+N = sum(SIZES)
+
+
+def adapters(k, ids):
+    """Weights of five slots, the schedule of rows with these adapters, and what a product's kernel gets."""
+    weights = weights_of(RANKS, SIZES, k, max_rank=16)
+    into = LoraSchedule.allocate(len(ids), len(RANKS), torch.device("cpu"))
+    into.ids[0] = torch.tensor(ids, dtype=torch.int32)
+    schedule.group(into, len(ids), len(RANKS))
+    return weights, into, Shrink(weights.a, weights.ranks, into.ids[0])
+
+
+def added(h, y, weights, into):
+    """y with the adapters of the rows, of their h: what of h must be zero or unread is tested so, too."""
+    return products.expand(h, y.clone(), weights, into, 0)
+
+
+def nan(*shape, dtype=torch.float32):
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("slot", [-1, 2])
+@pytest.mark.parametrize(("k", "config"), [(70, SkinnyConfig(False, 8, 128, 4)), (200, SkinnyConfig(False, 1, 128, 4))])
+def test_interpreted_product_of_a_row(k, config, slot):
+    weights, into, shrink = adapters(k, [slot])
+    x, w, bias = torch.randn(1, k), torch.randn(N, k), torch.randn(N)
+    y, plain, h = nan(1, N), nan(1, N), nan(1, shrink.width)
+    linear.launch_skinny(x, w, bias, y, config, shrink=shrink, h=h)
+    linear.launch_skinny(x, w, bias, plain, config)
+    assert torch.equal(y, plain)
+    want = added(products.shrink(x, weights, into, 0), plain, weights, into)
+    torch.testing.assert_close(added(h, y, weights, into), want, rtol=1e-4, atol=1e-4)
+    assert torch.equal(plain, want) == (slot < 0)
+
+
+@pytest.mark.interpret
+@pytest.mark.parametrize("slot", [-1, 2])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(("k", "config"), [(70, (8, 2)), (33, (1, 4))])
+def test_interpreted_norm_and_product_of_a_row(k, config, adds, slot):
+    weights, into, shrink = adapters(k, [slot])
+    x, residual, norm, w = torch.randn(1, k) if adds else None, torch.randn(1, k), torch.randn(k), torch.randn(N, k)
+    h = nan(1, shrink.width)
+    how = (x, residual, norm, 1e-6, w, None)
+    y, total = norm_linear.norm_linear(*how, shrink=shrink, adapter_h=h, config=config)
+    plain, plain_total = norm_linear.norm_linear(*how, config=config)
+    assert torch.equal(y, plain) and torch.equal(total, plain_total)
+    normed = torch.nn.functional.rms_norm(total, (k,), norm, 1e-6)
+    want = added(products.shrink(normed, weights, into, 0), plain, weights, into)
+    torch.testing.assert_close(added(h, y, weights, into), want, rtol=1e-4, atol=1e-4)
+
+
+# one program for all tiles, and several, of which some have only adapters' tiles or end before others; parts of K
+@pytest.mark.interpret
+@pytest.mark.parametrize("config", [(64, 3, 1, 1), (64, 2, 5, 1), (64, 2, 30, 1), (64, 2, 6, 2)])
+@pytest.mark.parametrize("ids", [[2, -1, 4, 0, 2], [3] * 17])
+def test_source_of_hoppers_product_on_the_cpu(ids, config, monkeypatch):
+    k, n, config = 200, N, linear_hopper.Config(*config)
+    weights, into, shrink = adapters(k, ids)
+    weights.a.copy_(weights.a.bfloat16())
+    shrink = shrink._replace(a=weights.a.bfloat16())
+    x, w, bias = (torch.randn(shape).bfloat16() for shape in ((len(ids), k), (n, k), (n,)))
+    monkeypatch.setattr(
+        linear_hopper, "_kernel", Emulator(linear_hopper._kernel, {"_wait_for_previous": lambda pdl: None, "_copy_tile": tile})
+    )
+    shape, dtype = ((n,), torch.bfloat16) if config.parts == 1 else ((n,), torch.float32)
+    many = (config.parts,) if config.parts > 1 else ()
+    y, plain = (nan(*many, len(ids), *shape, dtype=dtype) for _ in range(2))
+    h = nan(*shrink.new_h(len(ids), config.parts).shape)
+    linear_hopper.launch(x, w, bias, y, config, shrink=shrink, h=h)
+    linear_hopper.launch(x, w, bias, plain, config)
+    assert torch.equal(y, plain)
+    first = plain.float() if config.parts == 1 else plain[0]
+    want = added(products.shrink(x.float(), weights, into, 0), first, weights, into)
+    torch.testing.assert_close(added(h, first, weights, into), want, rtol=1e-3, atol=1e-3)
+    assert torch.equal(first[1], want[1]) == (ids[1] < 0)
+
+
+def tile(w_desc, buffer, ready, number, k, n, rows, gated):
+    assert not gated
+    from gluon_emulator import copy
+
+    copy(w_desc, [number * rows, k], ready, buffer)
+
+
+@pytest.mark.interpret
+def test_what_does_not_fit_is_refused():
+    _, _, shrink = adapters(70, [0, 1])
+    x, w, y = torch.randn(2, 70), torch.randn(64, 70), torch.randn(2, 64)
+    with pytest.raises(ValueError, match="one row"):
+        linear.launch_skinny(x, w, None, y, SkinnyConfig(False, 4, 128, 4), shrink=shrink, h=shrink.new_h(2))
+    assert linear.shrinking_linear(x.half(), w.half(), None, None, shrink) is None  # of another type
+    assert linear_hopper.shrinks(shrink.rows * linear_hopper.SHARE, shrink._replace(a=shrink.a[..., :64].contiguous()))
+    assert not linear_hopper.shrinks(shrink.rows * linear_hopper.SHARE - 1, shrink._replace(a=shrink.a[..., :64].contiguous()))
+    assert not linear_hopper.shrinks(shrink.rows * linear_hopper.SHARE, shrink)  # rows of A that are not 16 bytes apart
