@@ -4,7 +4,8 @@
                                       [--bandwidth 4.8]
 
 Rows have the adapters in turn. A row of the table: kernel, layer, µs a call, the µs that its bytes alone would take, and their
-quotient. --tune times `shrink` with other chunks and the others with other blocks of outputs. As in kernels_small.py, calls
+quotient. `product` is the layer's without an adapter, `apart` a product behind `shrink`, `beside` one launch for both, where there
+is one; `beside all` also where `linear_hopper.SHARE` says no. --tune times `shrink` with other chunks and the others with other blocks of outputs. As in kernels_small.py, calls
 follow each other without a gap, and a layer's input and output are as warm as in a model.
 Ends in one line of JSON.
 """
@@ -16,9 +17,10 @@ from collections.abc import Callable
 import torch
 from kernels_small import DEVICE, MODELS, Model, Table, copies, random
 
+from quire.kernels.linear import linear, linear_hopper, split_linear
 from quire.kernels.lora import products, schedule, tables
 from quire.kernels.lora import rows as by_row
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink
 
 CHUNKS = (256, 512)
 BLOCKS = (64, 128, 256)
@@ -87,6 +89,42 @@ def bench(table: Table, name: str, sizes: list[int], num_inputs: int, args: argp
             table.add(f"expand {block}", shape, calls(products.expand, h, weights, y), moved + y.nbytes)
 
 
+def bench_beside(
+    table: Table, name: str, sizes: list[int], num_inputs: int, args: argparse.Namespace, rows: int
+) -> None:  # fmt: skip
+    """The product and `shrink`, in one launch and in two."""
+    into, used, x = grouped(rows, args.adapters), min(rows, args.adapters), random(rows, num_inputs)
+    bytes_w, bytes_a = sum(sizes) * num_inputs * 2, used * args.rank * num_inputs * 2 * len(sizes)
+    shape, count = f"{name} {rows} rows, {used} adapters", min(copies(bytes_w), 8)
+    each = [
+        (random(sum(sizes), num_inputs), random_weights(args.adapters, args.rank, num_inputs, sizes)) for _ in range(count)
+    ]
+    splits = name in ("o", "down") and split_linear.pays(x, each[0][0])
+
+    def product(w: torch.Tensor) -> object:
+        if splits:
+            return split_linear.split_linear(x, w, dependents=args.pdl > 0)
+        return linear.skinny_linear(x, w, pdl=args.pdl)
+
+    def beside(w: torch.Tensor, weights: LoraWeights) -> object:
+        shrink = Shrink(weights.a, weights.ranks, into.ids[0])
+        if splits:
+            return split_linear.shrinking_split_linear(x, w, None, shrink, dependents=args.pdl > 0)
+        return linear.shrinking_linear(x, w, None, None, shrink, pdl=args.pdl)
+
+    def add(kind: str, calls: list, more: int) -> None:
+        table.add(kind, shape, calls, bytes_w + more + x.nbytes)
+
+    add("product", [lambda w=w: product(w) for w, _ in each], 0)
+    add("apart", [lambda w=w, a=a: (products.shrink(x, a, into, 0, pdl=args.pdl), product(w)) for w, a in each], bytes_a)
+    before = linear_hopper.SHARE, linear_hopper.MAX_WASTE
+    for kind, limits in (("beside", before), ("beside all", (0, 1 << 40))):
+        linear_hopper.SHARE, linear_hopper.MAX_WASTE = limits
+        if beside(*each[0]) is not None:
+            add(kind, [lambda w=w, a=a: beside(w, a) for w, a in each], bytes_a)
+    linear_hopper.SHARE, linear_hopper.MAX_WASTE = before
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="8B")
@@ -102,4 +140,5 @@ if __name__ == "__main__":
     for rows in map(int, args.rows.split(",")):
         for name, (sizes, num_inputs) in pieces(MODELS[args.model]).items():
             bench(table, name, sizes, num_inputs, args, rows)
+            bench_beside(table, name, sizes, num_inputs, args, rows)
     print(json.dumps({"device": table.device, "rows": table.rows}))

@@ -34,6 +34,7 @@ TILE = gl.constexpr(64)  # rows of W that a wgmma takes
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 MIN_PART = 256  # of a split of K
 SHARE = 8  # adapters beside W have at most one row for so many of W's
+MAX_WASTE = 8 << 20  # bytes of adapters that are read though no row can have them: what a launch costs
 
 _copy = tma.copy
 _copy_tile = tma.copy_tile
@@ -257,9 +258,11 @@ def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     return out
 
 
-def shrinks(n: int, shrink: Shrink) -> bool:
+def shrinks(rows: int, n: int, shrink: Shrink) -> bool:
     """Whether A of all adapter slots is little enough beside a W of n rows, and aligned as TMA needs it."""
-    return shrink.rows * SHARE <= n and can_copy(shrink.a.flatten(0, 2))
+    slots, inputs = shrink.a.shape[0], shrink.a.shape[3]
+    waste = max(slots - rows, 0) * shrink.width * inputs * shrink.a.element_size()
+    return shrink.rows * SHARE <= n and waste <= MAX_WASTE and can_copy(shrink.a.flatten(0, 2))
 
 
 def shrinking_linear(
@@ -275,7 +278,7 @@ def shrinking_linear(
     """(`linear`, or `linear_split_k` if split_k, h or its partial sums); None: `shrinks` says no, or K is not to be split."""
     (rows, k), n = x.shape, len(weight)
     config = choose(rows, n, k, num_sms(x.device), split_k=split_k)
-    if not shrinks(n, shrink) or (split_k and config.parts == 1):
+    if not shrinks(rows, n, shrink) or (split_k and config.parts == 1):
         return None
     if split_k:
         out = torch.empty(config.parts, rows, n, dtype=torch.float32, device=x.device)

@@ -107,6 +107,8 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="one row"):
         linear.launch_skinny(x, w, None, y, SkinnyConfig(False, 4, 128, 4), shrink=shrink, h=shrink.new_h(2))
     assert linear.shrinking_linear(x.half(), w.half(), None, None, shrink) is None  # of another type
-    assert linear_hopper.shrinks(shrink.rows * linear_hopper.SHARE, shrink._replace(a=shrink.a[..., :64].contiguous()))
-    assert not linear_hopper.shrinks(shrink.rows * linear_hopper.SHARE - 1, shrink._replace(a=shrink.a[..., :64].contiguous()))
-    assert not linear_hopper.shrinks(shrink.rows * linear_hopper.SHARE, shrink)  # rows of A that are not 16 bytes apart
+    n, aligned = shrink.rows * linear_hopper.SHARE, shrink._replace(a=shrink.a[..., :64].contiguous())
+    assert linear_hopper.shrinks(2, n, aligned) and not linear_hopper.shrinks(2, n - 1, aligned)
+    assert not linear_hopper.shrinks(2, n, shrink)  # rows of A are not 16 bytes apart
+    wide = shrink._replace(a=torch.empty(64, 1, 16, 16384, dtype=torch.bfloat16, device="meta"))
+    assert linear_hopper.shrinks(48, 1 << 20, wide) and not linear_hopper.shrinks(47, 1 << 20, wide)  # half a MB a slot

@@ -156,12 +156,12 @@ class CudaStepAdapters(StepAdapters):
 
     def __init__(self, num_slots: int, max_tokens: int, device: torch.device, captures: bool = False) -> None:
         from quire.kernels.lora import experts, products, schedule  # these import Triton
-        from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
+        from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for_split_k
 
         super().__init__(num_slots, captures)
         self._schedule = LoraSchedule.allocate(max_tokens, num_slots, device)
         self._schedules, self._products, self._experts = schedule, products, experts
-        self._mode_for, self._plain = mode_for, PLAIN
+        self._mode_for, self._plain = mode_for_split_k, PLAIN
 
     def _group(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_samples: int, has_windows: bool
