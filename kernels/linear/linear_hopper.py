@@ -54,7 +54,7 @@ def _copy_any(
     w_desc, a_desc, buffer, ready, tile, k, N, w_tiles, ROWS: gl.constexpr, GATED: gl.constexpr, PIECES: gl.constexpr
 ):  # fmt: skip
     """Start the copy of a tile of W, or of adapters behind them."""
-    if PIECES == 0:
+    if PIECES == 0:  # noqa: SIM114 - known when it is compiled
         _copy_tile(w_desc, buffer, ready, tile, k, N, ROWS, GATED)
     elif tile < w_tiles:
         _copy_tile(w_desc, buffer, ready, tile, k, N, ROWS, GATED)
@@ -158,7 +158,7 @@ def _kernel(
         out = out_ptr + part.to(gl.int64) * part_stride
         mask = (columns < N)[:, None] & (rows < M)[None, :]  # none of the tiles behind W's
         gl.store(out + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
-        if PIECES > 0:
+        if PIECES > 0:  # noqa: SIM102 - known when it is compiled
             if tile >= w_tiles:
                 first = (tile - w_tiles) * TILE
                 _store_h(h_ptr, ids, ranks, values, first, rows, M, A_ROWS, part, PIECES, R, RANK_STEP)
@@ -215,11 +215,11 @@ def launch(
     if shrink is not None and (is_gated or h is None or shrink.a.dtype != x.dtype or shrink.a.shape[3] != k):
         raise ValueError(f"linear_hopper: adapters {shrink.a.shape} of {shrink.a.dtype} do not fit")
     block_m, width = block_rows(rows), TILE.value // 2 if is_gated else TILE.value
-    tiles, adapter, of_a = triton.cdiv(n, width), (None,) * 4, (0, 0)
+    tiles, adapter, of_a = triton.cdiv(n, width), list[object]([None] * 4), [0, 0]
     if shrink is not None:
         tiles += triton.cdiv(shrink.rows, TILE.value)
         lines = tma.lines(shrink.a, shrink.rows, k, k, (TILE.value, config.block_k))
-        adapter, of_a = (lines, shrink.ranks, shrink.ids, h), shrink.a.shape[1:3]
+        adapter, of_a = [lines, shrink.ranks, shrink.ids, h], list(shrink.a.shape[1:3])
     _kernel[(min(tiles, max(config.programs // config.parts, 1)), config.parts)](
         tma.lines(x, rows, k, x.stride(0), (block_m, config.block_k)),
         tma.lines(weight, columns, k, weight.stride(0), (width, config.block_k)),

@@ -134,7 +134,7 @@ def split_linear(
 def shrinking_split_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shrink: Shrink, *, dependents: bool
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(`split_linear`, partial sums of an adapter's h), in one launch, where `pays`; None: no kernel computes both for these."""
+    """(`split_linear`, partial sums of an adapter's h), in one launch, where `pays`; None: no kernel computes both."""
     if not linear.streams(x, weight, split_k=True) or shrink.a.dtype != x.dtype:
         return None
     from quire.kernels.linear import linear_hopper

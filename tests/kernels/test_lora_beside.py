@@ -1,4 +1,5 @@
-"""Products that compute A x of LoRA adapters beside them: against `products.shrink`, and against themselves without adapters."""
+"""Products that compute A x of LoRA adapters, and norms that add B h: against the kernels of adapters alone, and against
+themselves without adapters."""
 
 import pytest
 import torch
@@ -7,10 +8,14 @@ from test_lora import weights_of
 
 triton = pytest.importorskip("triton")
 
+from quire.kernels.elementwise import norm  # noqa: E402
 from quire.kernels.linear import linear, linear_hopper, norm_linear  # noqa: E402
 from quire.kernels.lora import products, schedule  # noqa: E402
-from quire.kernels.lora.tables import LoraSchedule, Shrink  # noqa: E402
+from quire.kernels.lora.tables import LoraSchedule, Shrink, Term  # noqa: E402
 from quire.kernels.tuning.configs import SkinnyConfig  # noqa: E402
+from quire.kernels.tuning.current import using  # noqa: E402
+from quire.kernels.tuning.default import DEFAULT  # noqa: E402
+from quire.kernels.tuning.fixed import fixed_order  # noqa: E402
 
 RANKS = [[8, 0, 3], [1, 1, 1], [15, 8, 11], [2, 16, 0], [0, 5, 9]]
 SIZES = (11, 1, 8)
@@ -56,13 +61,13 @@ def test_interpreted_product_of_a_row(k, config, slot):
 @pytest.mark.parametrize(("k", "config"), [(70, (8, 2)), (33, (1, 4))])
 def test_interpreted_norm_and_product_of_a_row(k, config, adds, slot):
     weights, into, shrink = adapters(k, [slot])
-    x, residual, norm, w = torch.randn(1, k) if adds else None, torch.randn(1, k), torch.randn(k), torch.randn(N, k)
+    x, residual, gain, w = torch.randn(1, k) if adds else None, torch.randn(1, k), torch.randn(k), torch.randn(N, k)
     h = nan(1, shrink.width)
-    how = (x, residual, norm, 1e-6, w, None)
+    how = (x, residual, gain, 1e-6, w, None)
     y, total = norm_linear.norm_linear(*how, shrink=shrink, adapter_h=h, config=config)
     plain, plain_total = norm_linear.norm_linear(*how, config=config)
     assert torch.equal(y, plain) and torch.equal(total, plain_total)
-    normed = torch.nn.functional.rms_norm(total, (k,), norm, 1e-6)
+    normed = torch.nn.functional.rms_norm(total, (k,), gain, 1e-6)
     want = added(products.shrink(normed, weights, into, 0), plain, weights, into)
     torch.testing.assert_close(added(h, y, weights, into), want, rtol=1e-4, atol=1e-4)
 
@@ -101,6 +106,30 @@ def tile(w_desc, buffer, ready, number, k, n, rows, gated):
 
 
 @pytest.mark.interpret
+@pytest.mark.parametrize("parts", [0, 2])
+@pytest.mark.parametrize("h_parts", [0, 3])
+def test_interpreted_norm_adds_an_adapters_term(parts, h_parts):
+    """To x, or to its partial sums, as `expand` does; rows without an adapter are as without adapters."""
+    width, ids, scale = 70, [2, -1, 0, 4], 0.5
+    weights = weights_of([[5], [1], [24], [2], [16]], (width,), 8)
+    into = LoraSchedule.allocate(4, 5, torch.device("cpu"))
+    into.ids[0] = torch.tensor(ids, dtype=torch.int32)
+    h = torch.randn(*([h_parts] * (h_parts > 0)), 4, 32)
+    for row, slot in enumerate(ids):
+        h[..., row, (int(weights.ranks[slot, 0]) + 7) // 8 * 8 if slot >= 0 else 0 :] = float("nan")  # never read
+    x, residual, weight = torch.randn(*([parts] * (parts > 0)), 4, width), torch.randn(4, width), torch.randn(width)
+    term = Term(h, weights.b, weights.ranks, weights.scales, into.ids[0])
+    sums, plain, want_sums = residual.clone(), residual.clone(), residual.clone()
+    got = norm.add_rms_norm(x, sums, weight, 1e-6, scale=scale, term=term)
+    without = norm.add_rms_norm(x, plain, weight, 1e-6, scale=scale)
+    products.expand(h, x[0] if parts else x, weights, into, 0)
+    want = norm.add_rms_norm(x, want_sums, weight, 1e-6, scale=scale)
+    torch.testing.assert_close(sums, want_sums, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert torch.equal(got[1], without[1]) and not torch.allclose(got[0], without[0])
+
+
+@pytest.mark.interpret
 def test_what_does_not_fit_is_refused():
     _, _, shrink = adapters(70, [0, 1])
     x, w, y = torch.randn(2, 70), torch.randn(64, 70), torch.randn(2, 64)
@@ -111,4 +140,10 @@ def test_what_does_not_fit_is_refused():
     assert linear_hopper.shrinks(2, n, aligned) and not linear_hopper.shrinks(2, n - 1, aligned)
     assert not linear_hopper.shrinks(2, n, shrink)  # rows of A are not 16 bytes apart
     wide = shrink._replace(a=torch.empty(64, 1, 16, 16384, dtype=torch.bfloat16, device="meta"))
+    with pytest.raises(ValueError, match="adapter's h"):
+        term = Term(torch.empty(3, 16), shrink.a, shrink.ranks, shrink.ranks, shrink.ids)
+        norm.add_rms_norm(y, y.clone(), torch.ones(64), 1e-6, term=term)
+    assert norm.takes_term(4096, 16) and not norm.takes_term(8192, 16)
+    with using(fixed_order(DEFAULT)):
+        assert not norm.takes_term(4096, 16)
     assert linear_hopper.shrinks(48, 1 << 20, wide) and not linear_hopper.shrinks(47, 1 << 20, wide)  # half a MB a slot

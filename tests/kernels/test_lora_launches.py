@@ -58,15 +58,14 @@ def launched(tokens):
 found = {}
 with using(H200):
     base = {tokens: launched(tokens) for tokens in (1, 64, 256)}
-    for slots in (8, 64):
-        steps = CudaStepAdapters(slots, 256, device)
-        Places(model, AdapterLimits(max_loras=slots, max_rank=16), steps, torch.bfloat16, device)
-        for tokens in base:
-            steps.begin(None, None, tokens, tokens, False)
-            assert launched(tokens) == base[tokens]  # a step without adapters
-            steps.is_active = True
-            found[f"{tokens} rows, {slots} slots"] = launched(tokens)
-            steps.is_active = False
+    steps = CudaStepAdapters(8, 256, device)
+    Places(model, AdapterLimits(max_loras=8, max_rank=16), steps, torch.bfloat16, device)
+    for tokens in base:
+        steps.begin(None, None, tokens, tokens, False)
+        assert launched(tokens) == base[tokens]  # a step without adapters
+        steps.is_active = True
+        found[tokens] = launched(tokens)
+        steps.is_active = False
 print(json.dumps([base, found]))
 """
 LLAMA = {
@@ -85,24 +84,19 @@ SMALL = LLAMA | {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_
 
 @pytest.mark.slow  # a process that imports torch and quire
 @pytest.mark.parametrize(
-    ("config", "at_64_of_64"),
-    [(LARGE, 7), (SMALL, 8)],  # A of 64 slots is little beside the large gate and up
+    ("config", "few"),
+    [(LARGE, {1: 2, 64: 2, 256: 5}), (SMALL, {1: 11 / 3, 64: 2, 256: 5})],
     ids=["8B", "0.6B"],
 )
-def test_adapters_add_few_launches_to_a_layer(config, at_64_of_64, tmp_path, monkeypatch):
+def test_adapters_add_few_launches_to_a_layer(config, few, tmp_path, monkeypatch):
     pytest.importorskip("triton")
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     child = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert child.returncode == 0, child.stderr[-3000:]
+    # qkv, and gate with up; with more rows than our products take also a shrink for each product, less the base's activation;
+    # where norms are part of products also o and down, but for the last layer's
     base, found = json.loads(child.stdout.splitlines()[-1])
-    added = {step: (len(calls) - len(base[step.split()[0]])) / 3 for step, calls in found.items()}
-    assert added == {
-        "1 rows, 8 slots": 4,
-        "1 rows, 64 slots": 4,
-        "64 rows, 8 slots": 4,
-        "64 rows, 64 slots": at_64_of_64,
-        "256 rows, 8 slots": 7,  # the base launches an activation
-        "256 rows, 64 slots": 7,
-    }
+    added = {int(rows): (len(calls) - len(base[rows])) / 3 for rows, calls in found.items()}
+    assert added == few

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from quire.kernels.lora import lora_reference
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink, Term
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.layers import ops
 from quire.workers.layers.adapter import Adapter
@@ -23,6 +23,7 @@ from quire.workers.shard import RowShard, Shard
 
 NO_IDS = np.zeros(0, np.int32)
 TOKENS, SAMPLES, SOME_TOKENS = 0, 1, 2  # which of a step's lists a layer sees
+MAX_TERM_ROWS = 512  # tokens of a step in which norms add adapters' terms: each token reads its adapter's B
 
 
 class Pairs(NamedTuple):
@@ -72,6 +73,10 @@ class StepAdapters:
 
     def beside(self, tokens: int, weights: LoraWeights) -> Shrink | None:
         """What the kernel of a product of so many tokens needs to compute `shrink` itself; None: it must not."""
+        return None
+
+    def term(self, h: torch.Tensor, tokens: int, weights: LoraWeights) -> Term | None:
+        """What a norm's kernel needs to do as `expand` for so many tokens; None: it must not."""
         return None
 
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
@@ -186,6 +191,12 @@ class CudaStepAdapters(StepAdapters):
             return None
         return Shrink(weights.a, weights.ranks, self._schedule.ids[which])
 
+    def term(self, h: torch.Tensor, tokens: int, weights: LoraWeights) -> Term | None:
+        [(_, end), *others], which = weights.pieces, self._which(tokens)
+        if others or which == SOME_TOKENS or tokens > MAX_TERM_ROWS or not ops.norm_takes_term(end, weights.max_rank):
+            return None
+        return Term(h, weights.b, weights.ranks, weights.scales, self._schedule.ids[which])
+
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         return self._call(self._products.expand, h, y, weights)
 
@@ -258,6 +269,9 @@ class LoraLayer(Adapter):
 
     def beside(self, x: torch.Tensor) -> Shrink | None:
         return self.steps.beside(len(x), self.weights)
+
+    def term(self, h: torch.Tensor, num_tokens: int) -> Term | None:
+        return self.steps.term(h, num_tokens, self.weights)
 
     def expand(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.steps.expand(h, y, self.weights)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from quire.kernels.experts.experts_reference import Act, Weights
-from quire.kernels.lora.tables import Shrink
+from quire.kernels.lora.tables import Shrink, Term
 from quire.workers.layers import ops
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.shard import Shard
@@ -19,7 +19,11 @@ class Adapter:
         return x
 
     def beside(self, x: torch.Tensor) -> Shrink | None:
-        """What a kernel of the layer's product needs to compute `shrink` of x [T, in] itself; None: `shrink` is to be called."""
+        """What a kernel of the layer's product needs to compute `shrink` of x [T, in] itself; None: call `shrink`."""
+        return None
+
+    def term(self, h: Any, num_tokens: int) -> Term | None:
+        """What a norm behind the layer needs to do as `expand`; None: call `expand`."""
         return None
 
     def expand(self, h: Any, y: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from quire.kernels.experts import experts_reference, routing_reference
 from quire.kernels.experts.experts_reference import Act, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
 from quire.kernels.lora.tables import Shrink
+from quire.workers.layers.unadded import Unadded, settled
 from quire.workers.parallel import Partial
 
 
@@ -75,7 +76,7 @@ def _pdl_of_add(x: torch.Tensor) -> int:
 
 
 def add_rms_norm(
-    x: torch.Tensor | Partial,
+    x: torch.Tensor | Partial | Unadded,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -85,13 +86,18 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += scale · x in place; returns the norm of the new residual.
 
-    x, residual [T, H]; x may be partial sums of `linear_split_k`, or a Partial, and then its sum over the ranks is added.
+    x, residual [T, H]; x may be partial sums of `linear_split_k`, or a Partial, and then its sum over the ranks is added, or
+    Unadded.
     """
     if isinstance(x, Partial):
         assert scale == 1.0 and weighs == "rounded", "only plain norms exchange"
         return x.exchange.add_rms_norm(x.x, residual, weight, eps)
+    term = None
+    if isinstance(x, Unadded):
+        x, term = (x.x, x.term) if x.x.is_cuda else (x.settled(), None)
     if x.is_cuda:
-        return _kernels().norm.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs, pdl=_pdl_of_add(x))
+        how = {"scale": scale, "weighs": weighs, "term": term, "pdl": _pdl_of_add(x)}
+        return _kernels().norm.add_rms_norm(x, residual, weight, eps, **how)
     return norm_cpu.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs)
 
 
@@ -105,7 +111,7 @@ def layer_norm(
 
 
 def add_layer_norm(
-    x: torch.Tensor,
+    x: torch.Tensor | Unadded,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -114,9 +120,10 @@ def add_layer_norm(
     scale: float = 1.0,
 ) -> torch.Tensor:
     """Like add_rms_norm, with a LayerNorm."""
-    if x.is_cuda:
-        return _kernels().norm.add_layer_norm(x, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(x))
-    return norm_cpu.layer_norm(norm_reference.add(x, residual, scale), weight, eps, bias=bias)
+    given = settled(x)
+    if given.is_cuda:
+        return _kernels().norm.add_layer_norm(given, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(given))
+    return norm_cpu.layer_norm(norm_reference.add(given, residual, scale), weight, eps, bias=bias)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -163,6 +170,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
         return _kernels().linear.skinny_linear(x, weight, bias, out, pdl=_launch_mode(x))
     y = F.linear(x, weight, bias)
     return y if out is None else out.copy_(y)
+
+
+def norm_takes_term(width: int, rank: int) -> bool:
+    """Whether `add_rms_norm` takes an Unadded x of so many columns and an adapter's R."""
+    return _kernels().norm.takes_term(width, rank)  # type: ignore[no-any-return]
 
 
 def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:

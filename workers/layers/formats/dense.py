@@ -13,6 +13,7 @@ from quire.workers.layers.formats.activations import RoundedInputs
 from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard, checkpoint_prefix, fill_shard
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
+from quire.workers.layers.unadded import Unadded, settled
 from quire.workers.loading.quantized.packed_weight import PackedWeight
 from quire.workers.loading.weight_loader import WeightLoader, copied_rows
 from quire.workers.shard import Shard
@@ -121,8 +122,10 @@ class Dense(Unquantized):
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, adapter: Adapter
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         shrink = adapter.beside(residual)
-        if shrink is None or shrink.a.dtype != residual.dtype or not self._fuses(x, residual, norm):
+        bare = x.x if isinstance(x, Unadded) else x
+        if shrink is None or shrink.a.dtype != residual.dtype or not self._fuses(bare, residual, norm):
             return super().normed_shrinking(x, residual, norm, adapter)
+        x = None if x is None else settled(x)  # each of the kernel's programs would have to add it to the whole row
         h = shrink.new_h(1)
         y, total = ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, shrink=shrink, h=h)
         return y, h, total
