@@ -19,10 +19,11 @@ import torch
 from kernels_small import DEVICE, MODELS, Model, Table, copies, random
 
 from quire.kernels.elementwise import norm
-from quire.kernels.linear import linear, linear_hopper, split_linear
+from quire.kernels.elementwise.norm_reference import Term
+from quire.kernels.linear import linear, linear_hopper, shrinking, split_linear
 from quire.kernels.lora import products, schedule, tables
 from quire.kernels.lora import rows as by_row
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink, Term
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink
 
 CHUNKS = (256, 512)
 BLOCKS = (64, 128, 256)
@@ -103,7 +104,7 @@ def bench_norm(table: Table, name: str, sizes: list[int], num_inputs: int, args:
     y = x if x.dim() == 2 else x[0]
 
     def norm_of(adapters: LoraWeights | None) -> object:
-        term = adapters and Term(h, adapters.b, adapters.ranks, adapters.scales, into.ids[0])
+        term = adapters and Term(h, adapters.b, adapters.ranks, adapters.scales, into.ids[0], tables.RANK_STEP)
         return norm.add_rms_norm(x, residual, gain, 1e-6, term=term, pdl=args.pdl)
 
     def apart(adapters: LoraWeights) -> object:
@@ -131,8 +132,8 @@ def bench_beside(table: Table, name: str, sizes: list[int], num_inputs: int, arg
     def beside(w: torch.Tensor, weights: LoraWeights) -> object:
         shrink = Shrink(weights.a, weights.ranks, into.ids[0])
         if splits:
-            return split_linear.shrinking_split_linear(x, w, None, shrink, dependents=args.pdl > 0)
-        return linear.shrinking_linear(x, w, None, None, shrink, pdl=args.pdl)
+            return shrinking.shrinking_split_linear(x, w, None, shrink, dependents=args.pdl > 0)
+        return shrinking.shrinking_linear(x, w, None, None, shrink, pdl=args.pdl)
 
     def add(kind: str, calls: list, more: int) -> None:
         table.add(kind, shape, calls, bytes_w + more + x.nbytes)

@@ -19,9 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.elementwise.norm_reference import Weighs
-from quire.kernels.lora.rows import load_h, num_parts, padded
-from quire.kernels.lora.tables import RANK_STEP, Term
+from quire.kernels.elementwise.adapter_term import load_h, num_parts, padded
+from quire.kernels.elementwise.norm_reference import Term, Weighs
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import current
 
@@ -161,17 +160,17 @@ def _launch(
     of_heads = 0 if weight is None or weight.dim() == 1 else weight.stride(0)
     # of the partial sums' stride: one kernel for any number of rows, which reads them 16 bytes at a time
     unit = 16 if width % 16 == 0 and part_stride % 16 == 0 else 1
-    adapter, of_h = list[object]([None] * 5 + [0]), (0, 1)
+    adapter, of_h = list[object]([None] * 5 + [0]), (0, 1, 1)
     if term is not None:
         rank = term.h.shape[-1]
         if term.h.shape[-2] != rows or term.b.shape[1] != width * rank or x.dim() != 2:
             raise ValueError(f"norm: an adapter's h {term.h.shape} and B {term.b.shape} do not fit x {x.shape}")
-        adapter, of_h = [*term, rows * rank], (rank, num_parts(term.h))
+        adapter, of_h = [*term[:5], rows * rank], (rank, num_parts(term.h), term.rank_step)
         num_warps = max(num_warps, min(TERM_WARPS, block // 32))
     _norm_kernel[(rows, x.shape[1] if x.dim() == 3 else 1)](
         x, second, weight, bias, places, out, *adapter, x.stride(0), second.stride(0), out.stride(0), part_stride // unit,
         of_heads, scale, eps, unit, width, block, residual is not None, scale != 1.0, parts, weighs, weight is not None,
-        bias is not None, places is not None, pdl, *of_h, RANK_STEP, num_warps=num_warps, **launch_options(pdl),
+        bias is not None, places is not None, pdl, *of_h, num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out
 

@@ -75,14 +75,48 @@ def _vector_kernel(
     program = tl.program_id(0)
     if SHRINKS == 0:
         _vector_product(
-            program, x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, N,
-            K, M, BLOCK_N, BLOCK_K, BIAS, GATED, PDL, ROOM, BEHIND, LINES,
-        )  # fmt: skip
+            program,
+            x_ptr,
+            w_ptr,
+            bias_ptr,
+            out_ptr,
+            x_stride,
+            w_stride,
+            out_stride,
+            N,
+            K,
+            M,
+            BLOCK_N,
+            BLOCK_K,
+            BIAS,
+            GATED,
+            PDL,
+            ROOM,
+            BEHIND,
+            LINES,
+        )
     elif program >= SHRINKS:
         _vector_product(
-            program - SHRINKS, x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, N,
-            K, M, BLOCK_N, BLOCK_K, BIAS, GATED, PDL, ROOM, BEHIND, LINES,
-        )  # fmt: skip
+            program - SHRINKS,
+            x_ptr,
+            w_ptr,
+            bias_ptr,
+            out_ptr,
+            x_stride,
+            w_stride,
+            out_stride,
+            N,
+            K,
+            M,
+            BLOCK_N,
+            BLOCK_K,
+            BIAS,
+            GATED,
+            PDL,
+            ROOM,
+            BEHIND,
+            LINES,
+        )
     else:
         n = program * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
@@ -100,10 +134,26 @@ def _vector_kernel(
 
 @triton.jit
 def _vector_product(
-    program, x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, N,
-    K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr, ROOM: tl.constexpr, BEHIND: tl.constexpr, LINES: tl.constexpr,
-):  # fmt: skip
+    program,
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    out_ptr,
+    x_stride,
+    w_stride,
+    out_stride,
+    N,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+    ROOM: tl.constexpr,
+    BEHIND: tl.constexpr,
+    LINES: tl.constexpr,
+):
     """M = 1 to 4 rows: one accumulator tile [BLOCK_N, BLOCK_K] a row, summed over K at the end; N columns of the output."""
     n = program * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -266,9 +316,20 @@ def launch_skinny(
         adapter, sizes = ((shrink.a, shrink.ranks, shrink.ids, h), shrink.a.shape[1:3]) if shrink else ((None,) * 4, (0, 0))
         programs += triton.cdiv(sizes[0] * sizes[1], config.block_n)
         _vector_kernel[(programs,)](
-            *tensors, *adapter, *strides, n, k, rows, *shape, *ahead, lines, *sizes, RANK_STEP,
-            num_warps=config.num_warps, **extra,
-        )  # fmt: skip
+            *tensors,
+            *adapter,
+            *strides,
+            n,
+            k,
+            rows,
+            *shape,
+            *ahead,
+            lines,
+            *sizes,
+            RANK_STEP,
+            num_warps=config.num_warps,
+            **extra,
+        )
     else:
         raise ValueError(f"skinny_linear: {rows} rows need the kernel on tensor cores")
 
@@ -312,31 +373,6 @@ def skinny_linear(
     out = x.new_empty((x.shape[0], weight.shape[0])) if out is None else out
     launch_skinny(x, weight, bias, out, config, pdl=pdl)
     return out
-
-
-def shrinking_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    shrink: Shrink,
-    *,
-    pdl: int = PLAIN,
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(`skinny_linear`, h of an adapter), in one launch; None: no kernel computes both for these."""
-    if current().fixed_order or shrink.a.dtype != x.dtype:
-        return None
-    if streams(x, weight):
-        from quire.kernels.linear import linear_hopper
-
-        return linear_hopper.shrinking_linear(x, weight, bias, out, shrink, split_k=False, pdl=pdl)
-    config = _choose_for(x, weight, False)
-    if config is None or config.dot or len(x) > 1:
-        return None
-    out = x.new_empty((1, weight.shape[0])) if out is None else out
-    h = shrink.new_h(1)
-    launch_skinny(x, weight, bias, out, config, shrink=shrink, h=h, pdl=pdl)
-    return out, h
 
 
 def skinny_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pdl: int = PLAIN) -> torch.Tensor:

@@ -52,7 +52,7 @@ class Config(NamedTuple):
 @gluon.jit
 def _copy_any(
     w_desc, a_desc, buffer, ready, tile, k, N, w_tiles, ROWS: gl.constexpr, GATED: gl.constexpr, PIECES: gl.constexpr
-):  # fmt: skip
+):
     """Start the copy of a tile of W, or of adapters behind them."""
     if PIECES == 0:  # noqa: SIM114 - known when it is compiled
         _copy_tile(w_desc, buffer, ready, tile, k, N, ROWS, GATED)
@@ -65,7 +65,7 @@ def _copy_any(
 @gluon.jit
 def _store_h(
     h_ptr, ids, ranks, values, first, rows, M, A_ROWS, part, PIECES: gl.constexpr, R: gl.constexpr, RANK_STEP: gl.constexpr
-):  # fmt: skip
+):
     """Store the values [TILE, BLOCK_M] of adapters' rows from `first` on that are of the rows' own adapters."""
     n = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, values.type.layout))
     own = gl.load(ids + rows, rows < M, other=-1)

@@ -49,14 +49,46 @@ def _norm_linear_kernel(
     program = tl.program_id(0)
     if SHRINKS == 0:
         _product(
-            program, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, sum_ptr, out_ptr, w_stride, N, eps,
-            K, BLOCK_N, BLOCK_K, ADD, BIAS, GATED, PDL,
-        )  # fmt: skip
+            program,
+            x_ptr,
+            residual_ptr,
+            norm_ptr,
+            w_ptr,
+            bias_ptr,
+            sum_ptr,
+            out_ptr,
+            w_stride,
+            N,
+            eps,
+            K,
+            BLOCK_N,
+            BLOCK_K,
+            ADD,
+            BIAS,
+            GATED,
+            PDL,
+        )
     elif program >= SHRINKS:
         _product(
-            program - SHRINKS, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, sum_ptr, out_ptr, w_stride, N, eps,
-            K, BLOCK_N, BLOCK_K, ADD, BIAS, GATED, PDL,
-        )  # fmt: skip
+            program - SHRINKS,
+            x_ptr,
+            residual_ptr,
+            norm_ptr,
+            w_ptr,
+            bias_ptr,
+            sum_ptr,
+            out_ptr,
+            w_stride,
+            N,
+            eps,
+            K,
+            BLOCK_N,
+            BLOCK_K,
+            ADD,
+            BIAS,
+            GATED,
+            PDL,
+        )
     else:
         n = program * BLOCK_N + tl.arange(0, BLOCK_N)
         k = tl.arange(0, BLOCK_K)
@@ -70,10 +102,25 @@ def _norm_linear_kernel(
 
 @triton.jit
 def _product(
-    program, x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, sum_ptr, out_ptr, w_stride, N, eps,
-    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    program,
+    x_ptr,
+    residual_ptr,
+    norm_ptr,
+    w_ptr,
+    bias_ptr,
+    sum_ptr,
+    out_ptr,
+    w_stride,
+    N,
+    eps,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
     PDL: tl.constexpr,
-):  # fmt: skip
+):
     n = program * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     k_mask = k < K

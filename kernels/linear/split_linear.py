@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from quire.kernels.linear import blas, linear
-from quire.kernels.lora.tables import Shrink
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for
 from quire.kernels.tuning.configs import SplitConfig
@@ -129,15 +128,3 @@ def split_linear(
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return out
-
-
-def shrinking_split_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shrink: Shrink, *, dependents: bool
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(`split_linear`, partial sums of an adapter's h), in one launch, where `pays`; None: no kernel computes both."""
-    if not linear.streams(x, weight, split_k=True) or shrink.a.dtype != x.dtype:
-        return None
-    from quire.kernels.linear import linear_hopper
-
-    mode = mode_for(len(x)) if dependents else PLAIN
-    return linear_hopper.shrinking_linear(x, weight, bias, None, shrink, split_k=True, pdl=mode)

@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated as silu_times
+from quire.kernels.elementwise.adapter_term import load_h, num_parts, padded
 from quire.kernels.lora import rows
-from quire.kernels.lora.rows import load_h, num_parts, padded, put_sums
+from quire.kernels.lora.rows import put_sums
 from quire.kernels.lora.tables import BLOCK_N, RANK_STEP, LoraSchedule, LoraWeights, by_rows, is_large, num_tiles, tile_of
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 

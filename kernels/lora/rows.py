@@ -10,17 +10,12 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated as silu_times
+from quire.kernels.elementwise.adapter_term import load_h, num_parts, padded
 from quire.kernels.lora.tables import RANK_STEP, LoraSchedule, LoraWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
 BLOCK_R = 16  # ranks of a program of `shrink`
 BLOCK_N = 128  # outputs of a program of `gated`
-
-
-@triton.jit
-def padded(rank, RANK_STEP: tl.constexpr):
-    """A rank, rounded up to RANK_STEP: up to there h and B are zero, so both are read in words of 16 bytes."""
-    return tl.multiple_of((rank + RANK_STEP - 1) // RANK_STEP * RANK_STEP, RANK_STEP)
 
 
 @triton.jit
@@ -30,15 +25,6 @@ def rows_of_a(ids, ranks, n, PIECES: tl.constexpr, R: tl.constexpr, RANK_STEP: t
     slot = tl.load(ids)
     rank = tl.load(ranks + slot * PIECES + n // R, (slot >= 0) & (n < PIECES * R), other=0)
     return slot.to(tl.int64) * (PIECES * R) + n, n % R < rank, n % R < padded(rank, RANK_STEP)
-
-
-@triton.jit
-def load_h(at, mask, parts_stride, PARTS: tl.constexpr):
-    """h at these places, the total of its partial sums if there are several."""
-    h = tl.load(at, mask, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        h += tl.load(at + part * parts_stride, mask, other=0.0)
-    return h
 
 
 @triton.jit
@@ -193,11 +179,6 @@ def expand_gated(
         half, len(weights.pieces), rank, BLOCK_N, _block_r(rank), RANK_STEP, pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
     return out
-
-
-def num_parts(h: torch.Tensor) -> int:
-    """Partial sums of which h consists."""
-    return 1 if h.dim() == 2 else len(h)
 
 
 def _block_r(rank: int) -> int:

@@ -154,16 +154,6 @@ class Shrink(NamedTuple):
         return torch.empty(shape, dtype=torch.float32, device=self.a.device)
 
 
-class Term(NamedTuple):
-    """What a norm's kernel needs to add adapters' scale * B h to its x [T, H] itself: those of a layer of one piece."""
-
-    h: torch.Tensor  # float32 [T, R], or partial sums [S, T, R]
-    b: torch.Tensor  # and the others, as of `LoraWeights` and `Shrink`
-    ranks: torch.Tensor
-    scales: torch.Tensor
-    ids: torch.Tensor
-
-
 ARRIVED = 1 << 16
 SMALL_STEP = 4096  # tokens; a step of more fills the GPU with large tiles
 LARGE_TILE = 64

@@ -9,9 +9,10 @@ from test_lora import weights_of
 triton = pytest.importorskip("triton")
 
 from quire.kernels.elementwise import norm  # noqa: E402
-from quire.kernels.linear import linear, linear_hopper, norm_linear  # noqa: E402
+from quire.kernels.elementwise.norm_reference import Term  # noqa: E402
+from quire.kernels.linear import linear, linear_hopper, norm_linear, shrinking  # noqa: E402
 from quire.kernels.lora import products, schedule  # noqa: E402
-from quire.kernels.lora.tables import LoraSchedule, Shrink, Term  # noqa: E402
+from quire.kernels.lora.tables import RANK_STEP, LoraSchedule, Shrink  # noqa: E402
 from quire.kernels.tuning.configs import SkinnyConfig  # noqa: E402
 from quire.kernels.tuning.current import using  # noqa: E402
 from quire.kernels.tuning.default import DEFAULT  # noqa: E402
@@ -82,9 +83,9 @@ def test_source_of_hoppers_product_on_the_cpu(ids, config, monkeypatch):
     weights.a.copy_(weights.a.bfloat16())
     shrink = shrink._replace(a=weights.a.bfloat16())
     x, w, bias = (torch.randn(shape).bfloat16() for shape in ((len(ids), k), (n, k), (n,)))
-    monkeypatch.setattr(
-        linear_hopper, "_kernel", Emulator(linear_hopper._kernel, {"_wait_for_previous": lambda pdl: None, "_copy_tile": tile})
-    )
+    names = vars(linear_hopper)
+    emulator = Emulator(names["_kernel"], {"_wait_for_previous": lambda pdl: None, "_copy_tile": tile})
+    monkeypatch.setitem(names, "_kernel", emulator)
     shape, dtype = ((n,), torch.bfloat16) if config.parts == 1 else ((n,), torch.float32)
     many = (config.parts,) if config.parts > 1 else ()
     y, plain = (nan(*many, len(ids), *shape, dtype=dtype) for _ in range(2))
@@ -118,7 +119,7 @@ def test_interpreted_norm_adds_an_adapters_term(parts, h_parts):
     for row, slot in enumerate(ids):
         h[..., row, (int(weights.ranks[slot, 0]) + 7) // 8 * 8 if slot >= 0 else 0 :] = float("nan")  # never read
     x, residual, weight = torch.randn(*([parts] * (parts > 0)), 4, width), torch.randn(4, width), torch.randn(width)
-    term = Term(h, weights.b, weights.ranks, weights.scales, into.ids[0])
+    term = Term(h, weights.b, weights.ranks, weights.scales, into.ids[0], RANK_STEP)
     sums, plain, want_sums = residual.clone(), residual.clone(), residual.clone()
     got = norm.add_rms_norm(x, sums, weight, 1e-6, scale=scale, term=term)
     without = norm.add_rms_norm(x, plain, weight, 1e-6, scale=scale)
@@ -135,13 +136,13 @@ def test_what_does_not_fit_is_refused():
     x, w, y = torch.randn(2, 70), torch.randn(64, 70), torch.randn(2, 64)
     with pytest.raises(ValueError, match="one row"):
         linear.launch_skinny(x, w, None, y, SkinnyConfig(False, 4, 128, 4), shrink=shrink, h=shrink.new_h(2))
-    assert linear.shrinking_linear(x.half(), w.half(), None, None, shrink) is None  # of another type
+    assert shrinking.shrinking_linear(x.half(), w.half(), None, None, shrink) is None  # of another type
     n, aligned = shrink.rows * linear_hopper.SHARE, shrink._replace(a=shrink.a[..., :64].contiguous())
     assert linear_hopper.shrinks(2, n, aligned) and not linear_hopper.shrinks(2, n - 1, aligned)
     assert not linear_hopper.shrinks(2, n, shrink)  # rows of A are not 16 bytes apart
     wide = shrink._replace(a=torch.empty(64, 1, 16, 16384, dtype=torch.bfloat16, device="meta"))
     with pytest.raises(ValueError, match="adapter's h"):
-        term = Term(torch.empty(3, 16), shrink.a, shrink.ranks, shrink.ranks, shrink.ids)
+        term = Term(torch.empty(3, 16), shrink.a, shrink.ranks, shrink.ranks, shrink.ids, RANK_STEP)
         norm.add_rms_norm(y, y.clone(), torch.ones(64), 1e-6, term=term)
     assert norm.takes_term(4096, 16) and not norm.takes_term(8192, 16)
     with using(fixed_order(DEFAULT)):

@@ -40,8 +40,9 @@ hopper_offline.compile_launches()
 import json, torch
 from hopper_offline import COMPILED, ints, meta
 from quire.kernels.elementwise import norm
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.linear import linear, linear_hopper, norm_linear
-from quire.kernels.lora.tables import LoraWeights, Shrink, Term
+from quire.kernels.lora.tables import RANK_STEP, LoraWeights, Shrink
 from quire.kernels.tuning.current import using
 from quire.kernels.tuning.h200 import H200
 
@@ -61,7 +62,7 @@ with using(H200):
     linear_hopper.shrinking_linear(meta(64, 4096), meta(6144, 4096), None, None, of_qkv, split_k=False, pdl=PDL)
     y, h = linear_hopper.shrinking_linear(meta(64, 14336), meta(4096, 14336), None, None, of_down, split_k=True, pdl=PDL)
     assert y.shape == (2, 64, 4096) and h.shape == (2, 64, 16)
-    term = Term(h, down.b, down.ranks, down.scales, ints(64))
+    term = Term(h, down.b, down.ranks, down.scales, ints(64), RANK_STEP)
     norm.add_rms_norm(y, meta(64, 4096), meta(4096), 1e-6, term=term, pdl=PDL)
 notes = []
 for kernel in COMPILED:

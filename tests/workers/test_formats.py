@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.ipc.memory_plan import PRIMITIVES_BYTES
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.linear.linear_cpu import can_pack
-from quire.kernels.lora.tables import Term
 from quire.workers.layers import linear, ops
 from quire.workers.layers.adapter import Adapter
 from quire.workers.layers.formats import packed_cpu
@@ -109,7 +109,7 @@ def test_an_adapter_adds_to_one_of_the_partial_sums_unless_they_are_integers():
 
 class Deferred(Doubled):
     def term(self, h, num_tokens):
-        return Term(h, *[torch.empty(0)] * 4)
+        return Term(h, *[torch.empty(0)] * 4, 8)
 
 
 def test_what_an_adapter_leaves_to_the_norm_is_added_once_whatever_is_behind_it():

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.lora import lora_reference
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink, Term
+from quire.kernels.lora.tables import RANK_STEP, LoraSchedule, LoraWeights, Shrink
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.layers import ops
 from quire.workers.layers.adapter import Adapter
@@ -195,7 +196,7 @@ class CudaStepAdapters(StepAdapters):
         [(_, end), *others], which = weights.pieces, self._which(tokens)
         if others or which == SOME_TOKENS or tokens > MAX_TERM_ROWS or not ops.norm_takes_term(end, weights.max_rank):
             return None
-        return Term(h, weights.b, weights.ranks, weights.scales, self._schedule.ids[which])
+        return Term(h, weights.b, weights.ranks, weights.scales, self._schedule.ids[which], RANK_STEP)
 
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         return self._call(self._products.expand, h, y, weights)

@@ -4,8 +4,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.experts.experts_reference import Act, Weights
-from quire.kernels.lora.tables import Shrink, Term
+from quire.kernels.lora.tables import Shrink
 from quire.workers.layers import ops
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.shard import Shard

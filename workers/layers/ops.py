@@ -33,6 +33,7 @@ class _Kernels(NamedTuple):
     norm: ModuleType
     norm_linear: ModuleType
     routing: ModuleType
+    shrinking: ModuleType
     split_linear: ModuleType
 
 
@@ -40,10 +41,11 @@ class _Kernels(NamedTuple):
 def _kernels() -> _Kernels:
     from quire.kernels.elementwise import activation, embedding, logits, norm
     from quire.kernels.experts import experts, routing
-    from quire.kernels.linear import linear, norm_linear, split_linear
+    from quire.kernels.linear import linear, norm_linear, shrinking, split_linear
     from quire.kernels.triton_support import dependent_launch
 
-    return _Kernels(activation, dependent_launch, embedding, experts, linear, logits, norm, norm_linear, routing, split_linear)
+    small = activation, dependent_launch, embedding, experts, linear, logits, norm
+    return _Kernels(*small, norm_linear, routing, shrinking, split_linear)
 
 
 def _launch_mode(x: torch.Tensor) -> int:
@@ -198,8 +200,8 @@ def shrinking_linear(
         return None
     if splits_k and splits(x, weight):
         dependents = _kernels().dependent_launch.supported()
-        return _kernels().split_linear.shrinking_split_linear(x, weight, bias, shrink, dependents=dependents)  # type: ignore[no-any-return]
-    return _kernels().linear.shrinking_linear(x, weight, bias, out, shrink, pdl=_launch_mode(x))  # type: ignore[no-any-return]
+        return _kernels().shrinking.shrinking_split_linear(x, weight, bias, shrink, dependents=dependents)  # type: ignore[no-any-return]
+    return _kernels().shrinking.shrinking_linear(x, weight, bias, out, shrink, pdl=_launch_mode(x))  # type: ignore[no-any-return]
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kernels.lora.tables import Term
+from quire.kernels.elementwise.norm_reference import Term
 
 
 class Unadded(NamedTuple):
