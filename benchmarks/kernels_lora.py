@@ -4,9 +4,11 @@
                                       [--bandwidth 4.8]
 
 Rows have the adapters in turn. A row of the table: kernel, layer, µs a call, the µs that its bytes alone would take, and their
-quotient. --tune times `shrink` with other chunks and the others with other blocks of outputs. As in kernels_small.py, calls
-follow each other without a gap, and a layer's input and output are as warm as in a model.
-Ends in one line of JSON.
+quotient. `product` is the layer's without an adapter, `apart` a product behind `shrink`, `beside` one launch for both if there
+is one, `beside all` also if `linear_hopper.shrinks` says no. Of o and down, `norm` is the next one, `norm apart` a norm behind
+`expand`, `norm term` one that adds the adapter itself. --tune times `shrink` with other chunks and the others with other blocks
+of outputs. As in kernels_small.py, calls follow each other without a gap, and a layer's input and output are as warm as in a
+model. Ends in one line of JSON.
 """
 
 import argparse
@@ -16,9 +18,12 @@ from collections.abc import Callable
 import torch
 from kernels_small import DEVICE, MODELS, Model, Table, copies, random
 
+from quire.kernels.elementwise import norm
+from quire.kernels.elementwise.norm_reference import Term
+from quire.kernels.linear import linear, linear_hopper, shrinking, split_linear
 from quire.kernels.lora import products, schedule, tables
 from quire.kernels.lora import rows as by_row
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights
+from quire.kernels.lora.tables import LoraSchedule, LoraWeights, Shrink
 
 CHUNKS = (256, 512)
 BLOCKS = (64, 128, 256)
@@ -87,6 +92,62 @@ def bench(table: Table, name: str, sizes: list[int], num_inputs: int, args: argp
             table.add(f"expand {block}", shape, calls(products.expand, h, weights, y), moved + y.nbytes)
 
 
+def bench_norm(table: Table, name: str, sizes: list[int], num_inputs: int, args: argparse.Namespace, rows: int) -> None:
+    """The norm behind o or down, whose product has left partial sums as it does with so many rows."""
+    [width], into, used = sizes, grouped(rows, args.adapters), min(rows, args.adapters)
+    shape, bytes_b = f"{name} {rows} rows, {used} adapters", used * args.rank * width * 2
+    weights = [random_weights(args.adapters, args.rank, num_inputs, sizes) for _ in range(min(copies(bytes_b), 32))]
+    x, residual, gain = random(rows, width), random(rows, width), random(width)
+    if 1 < rows <= 304:
+        x = random(2, rows, width, dtype=torch.float32)
+    h, moved = torch.randn(rows, weights[0].max_rank, device=DEVICE), x.nbytes + 3 * residual.nbytes
+    y = x if x.dim() == 2 else x[0]
+
+    def norm_of(adapters: LoraWeights | None) -> object:
+        term = adapters and Term(h, adapters.b, adapters.ranks, adapters.scales, into.ids[0], tables.RANK_STEP)
+        return norm.add_rms_norm(x, residual, gain, 1e-6, term=term, pdl=args.pdl)
+
+    def apart(adapters: LoraWeights) -> object:
+        return products.expand(h, y, adapters, into, 0, pdl=args.pdl), norm_of(None)
+
+    table.add("norm", shape, [lambda: norm_of(None)], moved)
+    table.add("norm apart", shape, [lambda w=w: apart(w) for w in weights], moved + bytes_b)
+    table.add("norm term", shape, [lambda w=w: norm_of(w) for w in weights], moved + bytes_b)
+
+
+def bench_beside(table: Table, name: str, sizes: list[int], num_inputs: int, args: argparse.Namespace, rows: int) -> None:
+    """The product and `shrink`, in one launch and in two."""
+    into, used, x = grouped(rows, args.adapters), min(rows, args.adapters), random(rows, num_inputs)
+    bytes_w, bytes_a = sum(sizes) * num_inputs * 2, used * args.rank * num_inputs * 2 * len(sizes)
+    shape, count = f"{name} {rows} rows, {used} adapters", min(copies(bytes_w), 8)
+    weights = [random_weights(args.adapters, args.rank, num_inputs, sizes) for _ in range(count)]
+    each = [(random(sum(sizes), num_inputs), adapters) for adapters in weights]
+    splits = name in ("o", "down") and split_linear.pays(x, each[0][0])
+
+    def product(w: torch.Tensor) -> object:
+        if splits:
+            return split_linear.split_linear(x, w, dependents=args.pdl > 0)
+        return linear.skinny_linear(x, w, pdl=args.pdl)
+
+    def beside(w: torch.Tensor, weights: LoraWeights) -> object:
+        shrink = Shrink(weights.a, weights.ranks, into.ids[0])
+        if splits:
+            return shrinking.shrinking_split_linear(x, w, None, shrink, dependents=args.pdl > 0)
+        return shrinking.shrinking_linear(x, w, None, None, shrink, pdl=args.pdl)
+
+    def add(kind: str, calls: list, more: int) -> None:
+        table.add(kind, shape, calls, bytes_w + more + x.nbytes)
+
+    add("product", [lambda w=w: product(w) for w, _ in each], 0)
+    add("apart", [lambda w=w, a=a: (products.shrink(x, a, into, 0, pdl=args.pdl), product(w)) for w, a in each], bytes_a)
+    before = linear_hopper.SHARE, linear_hopper.MAX_WASTE
+    for kind, limits in (("beside", before), ("beside all", (0, 1 << 40))):
+        linear_hopper.SHARE, linear_hopper.MAX_WASTE = limits
+        if beside(*each[0]) is not None:
+            add(kind, [lambda w=w, a=a: beside(w, a) for w, a in each], bytes_a)
+    linear_hopper.SHARE, linear_hopper.MAX_WASTE = before
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="8B")
@@ -102,4 +163,7 @@ if __name__ == "__main__":
     for rows in map(int, args.rows.split(",")):
         for name, (sizes, num_inputs) in pieces(MODELS[args.model]).items():
             bench(table, name, sizes, num_inputs, args, rows)
+            bench_beside(table, name, sizes, num_inputs, args, rows)
+            if name in ("o", "down"):
+                bench_norm(table, name, sizes, num_inputs, args, rows)
     print(json.dumps({"device": table.device, "rows": table.rows}))

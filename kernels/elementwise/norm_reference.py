@@ -5,7 +5,7 @@ Formulas and roundings: norm.py.
 x, residual, out [T, H]; weight [H], or [N, H] if the N rows of each x [T, N, H] have weights of their own.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -13,6 +13,17 @@ from torch.nn import functional as F
 # How RMSNorm's weight is applied: after the normalized value was rounded to x's dtype (LlamaRMSNorm), in float32 before it is
 # rounded (Olmo2RMSNorm), or as 1 + weight in float32 (Gemma2RMSNorm).
 Weighs = Literal["rounded", "wide", "plus_one"]
+
+
+class Term(NamedTuple):
+    """What a norm's kernel needs to add LoRA adapters' scale * B h to its x [T, H] itself: those of a layer of one piece."""
+
+    h: torch.Tensor  # float32 [T, R], or partial sums [S, T, R]
+    b: torch.Tensor  # and the others, as of kernels/lora/tables.py
+    ranks: torch.Tensor
+    scales: torch.Tensor
+    ids: torch.Tensor  # int32 [T]
+    rank_step: int  # B's rows are padded to a multiple of it
 
 
 def rms_norm(

@@ -12,6 +12,7 @@ as with cuBLAS. The tuning table says which kernel a shape gets (`choose`).
 
 pdl is a mode of `dependent_launch`: the vector kernel loads its first weights before it waits for x.
 On a Hopper, 2 to 64 rows go to `linear_hopper` instead, except where the vector kernel is faster.
+With one row the vector kernel's first programs may compute A x of the row's LoRA adapter (`tables.Shrink`), as others W x.
 References: torch.nn.functional.linear, `activation_cpu`.
 """
 
@@ -23,6 +24,8 @@ from msgspec.structs import replace
 from quire.kernels.elementwise.activation import gated, silu_mul
 from quire.kernels.linear.blas import blas_linear
 from quire.kernels.linear.fixed import fixed_linear
+from quire.kernels.lora.rows import rows_of_a
+from quire.kernels.lora.tables import RANK_STEP, Shrink
 from quire.kernels.triton_support import hopper
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, prefetch, wait_for_previous
 from quire.kernels.tuning.configs import SkinnyConfig
@@ -62,12 +65,97 @@ def _prefetch_row(w_ptr, first, rows, w_stride, ROWS: tl.constexpr, K: tl.conste
 
 @triton.jit
 def _vector_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, x_stride, w_stride, out_stride, N,
+    x_ptr, w_ptr, bias_ptr, out_ptr, a_ptr, ranks, ids, h, x_stride, w_stride, out_stride, N,
     K: tl.constexpr, M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
     PDL: tl.constexpr, ROOM: tl.constexpr, BEHIND: tl.constexpr, LINES: tl.constexpr,
+    PIECES: tl.constexpr, R: tl.constexpr, RANK_STEP: tl.constexpr,
 ):  # fmt: skip
+    """The first programs compute h of an adapter of so many pieces: first, since they wait for its number before they load."""
+    SHRINKS: tl.constexpr = (PIECES * R + BLOCK_N - 1) // BLOCK_N
+    program = tl.program_id(0)
+    if SHRINKS == 0:
+        _vector_product(
+            program,
+            x_ptr,
+            w_ptr,
+            bias_ptr,
+            out_ptr,
+            x_stride,
+            w_stride,
+            out_stride,
+            N,
+            K,
+            M,
+            BLOCK_N,
+            BLOCK_K,
+            BIAS,
+            GATED,
+            PDL,
+            ROOM,
+            BEHIND,
+            LINES,
+        )
+    elif program >= SHRINKS:
+        _vector_product(
+            program - SHRINKS,
+            x_ptr,
+            w_ptr,
+            bias_ptr,
+            out_ptr,
+            x_stride,
+            w_stride,
+            out_stride,
+            N,
+            K,
+            M,
+            BLOCK_N,
+            BLOCK_K,
+            BIAS,
+            GATED,
+            PDL,
+            ROOM,
+            BEHIND,
+            LINES,
+        )
+    else:
+        n = program * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        row, has_rank, kept = rows_of_a(ids, ranks, n, PIECES, R, RANK_STEP)
+        a_row = a_ptr + row[:, None] * K
+        a = _tile(a_row, k, has_rank[:, None], K)  # a constant, before the wait
+        wait_for_previous(2 if PDL > 0 else 0)
+        acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+        for start in tl.static_range(0, K, BLOCK_K):
+            if start > 0:
+                a = _tile(a_row, start + k, has_rank[:, None], K)
+            acc = _add_row(acc, a, x_ptr, start + k, K)
+        tl.store(h + n, tl.sum(acc, 1), kept)
+
+
+@triton.jit
+def _vector_product(
+    program,
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    out_ptr,
+    x_stride,
+    w_stride,
+    out_stride,
+    N,
+    K: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+    ROOM: tl.constexpr,
+    BEHIND: tl.constexpr,
+    LINES: tl.constexpr,
+):
     """M = 1 to 4 rows: one accumulator tile [BLOCK_N, BLOCK_K] a row, summed over K at the end; N columns of the output."""
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = program * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     inside = (n < N)[:, None]
     w_row = w_ptr + n.to(tl.int64)[:, None] * w_stride
@@ -77,8 +165,8 @@ def _vector_kernel(
     if GATED:
         up = _tile(up_row, k, inside, K)
     for turn in tl.static_range(BEHIND):  # for programs that have no room yet
-        behind = (tl.program_id(0) + (turn + 1) * ROOM) * BLOCK_N
-        if tl.program_id(0) < ROOM and behind < N:
+        behind = (program + (turn + 1) * ROOM) * BLOCK_N
+        if program < ROOM and behind < N:
             _prefetch_row(w_ptr, behind, N, w_stride, BLOCK_N, K, LINES)
             if GATED:
                 _prefetch_row(w_ptr + N.to(tl.int64) * w_stride, behind, N, w_stride, BLOCK_N, K, LINES)
@@ -197,9 +285,14 @@ def launch_skinny(
     config: SkinnyConfig,
     *,
     is_gated: bool = False,
+    shrink: Shrink | None = None,
+    h: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> None:
-    """Run our kernel even if it does not pay for the shape: 1 to 16 rows of a float dtype. Gated: weight [2 I, K]."""
+    """Run our kernel even if it does not pay for the shape: 1 to 16 rows of a float dtype. Gated: weight [2 I, K].
+
+    shrink: of one row, for the vector kernel, which writes h float32 [1, P * R].
+    """
     (rows, k), n = x.shape, out.shape[1]
     columns = 2 * n if is_gated else n
     bias_fits = bias is None or bias.shape == (columns,)
@@ -209,16 +302,34 @@ def launch_skinny(
         raise ValueError("skinny_linear: x, weight and out need one dtype, and unit stride in the last dimension")
     strides = (x.stride(0), weight.stride(0), out.stride(0))
     extra = launch_options(pdl)
-    arguments = (x, weight, x if bias is None else bias, out, *strides)
-    grid = (triton.cdiv(n, config.block_n),)
+    tensors = (x, weight, x if bias is None else bias, out)
+    programs = triton.cdiv(n, config.block_n)
     shape = (config.block_n, config.block_k, bias is not None, is_gated, pdl)
+    if shrink is not None and (config.dot or rows > 1 or is_gated or h is None):
+        raise ValueError("skinny_linear: an adapter's product is computed beside one row's by the vector kernel")
     if config.dot:
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages, **extra}
-        _dot_kernel[grid](*arguments, rows, n, k, *shape, MAX_ROWS, **options)
+        _dot_kernel[(programs,)](*tensors, *strides, rows, n, k, *shape, MAX_ROWS, **options)
     elif rows <= MAX_VECTOR_ROWS:
         ahead = _behind(n, k, config, pdl, x.device)
         lines = triton.next_power_of_2(triton.cdiv(k, 64))
-        _vector_kernel[grid](*arguments, n, k, rows, *shape, *ahead, lines, num_warps=config.num_warps, **extra)
+        adapter, sizes = ((shrink.a, shrink.ranks, shrink.ids, h), shrink.a.shape[1:3]) if shrink else ((None,) * 4, (0, 0))
+        programs += triton.cdiv(sizes[0] * sizes[1], config.block_n)
+        _vector_kernel[(programs,)](
+            *tensors,
+            *adapter,
+            *strides,
+            n,
+            k,
+            rows,
+            *shape,
+            *ahead,
+            lines,
+            *sizes,
+            RANK_STEP,
+            num_warps=config.num_warps,
+            **extra,
+        )
     else:
         raise ValueError(f"skinny_linear: {rows} rows need the kernel on tensor cores")
 

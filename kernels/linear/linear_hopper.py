@@ -9,6 +9,9 @@ A program keeps a ring of tiles of W in flight, as many as shared memory holds, 
 launch their copies start before it waits for the previous kernel, of which it needs only x. So the memory is busy while small
 kernels run. wgmma multiplies 64 rows of W with x^T, padded to BLOCK_M columns: with x as the first operand most of its rows
 would be idle. Programs take tiles of the output in turn, without a pause between one and the next.
+
+h = A x of LoRA adapters (`tables.Shrink`) is computed beside y: the rows of A of all adapter slots are tiles behind those of W,
+and a row's own are stored. That reads adapters which no row has, so it is for few slots (`shrinks`).
 """
 
 from typing import NamedTuple
@@ -21,14 +24,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from quire.kernels.elementwise import activation
+from quire.kernels.lora.tables import RANK_STEP, Shrink
 from quire.kernels.triton_support import dependent_launch, tma
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options
-from quire.kernels.triton_support.hopper import block_rows, num_sms
+from quire.kernels.triton_support.hopper import block_rows, can_copy, num_sms
 from quire.kernels.tuning.current import cached, linear_tuning
 
 TILE = gl.constexpr(64)  # rows of W that a wgmma takes
 SHARED_BYTES = 224 * 1024  # of an SM, for rings
 MIN_PART = 256  # of a split of K
+SHARE = 8  # adapters beside W have at most one row for so many of W's
+MAX_WASTE = 8 << 20  # bytes of adapters that are read though no row can have them: what a launch costs
 
 _copy = tma.copy
 _copy_tile = tma.copy_tile
@@ -43,13 +49,46 @@ class Config(NamedTuple):
     parts: int = 1  # splits of K
 
 
-@gluon.jit(do_not_specialize=["M", "part_stride"])
+@gluon.jit
+def _copy_any(
+    w_desc, a_desc, buffer, ready, tile, k, N, w_tiles, ROWS: gl.constexpr, GATED: gl.constexpr, PIECES: gl.constexpr
+):
+    """Start the copy of a tile of W, or of adapters behind them."""
+    if PIECES == 0:  # noqa: SIM114 - known when it is compiled
+        _copy_tile(w_desc, buffer, ready, tile, k, N, ROWS, GATED)
+    elif tile < w_tiles:
+        _copy_tile(w_desc, buffer, ready, tile, k, N, ROWS, GATED)
+    else:
+        _copy(a_desc, [(tile - w_tiles) * ROWS, k], ready, buffer)
+
+
+@gluon.jit
+def _store_h(
+    h_ptr, ids, ranks, values, first, rows, M, A_ROWS, part, PIECES: gl.constexpr, R: gl.constexpr, RANK_STEP: gl.constexpr
+):
+    """Store the values [TILE, BLOCK_M] of adapters' rows from `first` on that are of the rows' own adapters."""
+    n = first + gl.arange(0, TILE, layout=gl.SliceLayout(1, values.type.layout))
+    own = gl.load(ids + rows, rows < M, other=-1)
+    rank = gl.load(ranks + n // R, n < A_ROWS, other=0)
+    padded = (rank + RANK_STEP - 1) // RANK_STEP * RANK_STEP
+    mask = (n // (PIECES * R))[:, None] == own[None, :]
+    mask &= (n % R < padded)[:, None] & (rows < M)[None, :]
+    values = gl.where((n % R < rank)[:, None], values, 0.0)  # what an adapter does not have may be anything
+    at = h_ptr + part.to(gl.int64) * M * (PIECES * R)
+    gl.store(at + rows.to(gl.int64)[None, :] * (PIECES * R) + (n % (PIECES * R))[:, None], values, mask)
+
+
+@gluon.jit(do_not_specialize=["M", "part_stride", "A_ROWS"])
 def _kernel(
-    x_desc, w_desc, bias_ptr, out_ptr, M, N, out_stride, part_stride,
+    x_desc, w_desc, bias_ptr, out_ptr, a_desc, ranks, ids, h_ptr, M, N, out_stride, part_stride, A_ROWS,
     K_STEPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     BIAS: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
+    PIECES: gl.constexpr, R: gl.constexpr, RANK_STEP: gl.constexpr,
 ):  # fmt: skip
-    """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS * BLOCK_K long."""
+    """Program (p, s): tiles p, p + programs, ... of the output, split s of K, which is K_STEPS * BLOCK_K long.
+
+    PIECES: of adapters, which have A_ROWS rows; 0: there are none.
+    """
     BYTES: gl.constexpr = (TILE + BLOCK_M) * BLOCK_K * w_desc.dtype.primitive_bitwidth // 8
     WIDTH: gl.constexpr = TILE // 2 if GATED else TILE  # output columns of a tile
     w_buffer = gl.allocate_shared_memory(w_desc.dtype, [STAGES, TILE, BLOCK_K], w_desc.layout)
@@ -62,13 +101,17 @@ def _kernel(
     programs = gl.num_programs(0)
     part = gl.program_id(1)
     first_k = part * (K_STEPS * BLOCK_K)
-    tiles = gl.cdiv(N, WIDTH)
+    w_tiles = gl.cdiv(N, WIDTH)
+    tiles = w_tiles
+    if PIECES > 0:
+        tiles += gl.cdiv(A_ROWS, TILE)
     steps = gl.cdiv(tiles - program, programs) * K_STEPS
     for i in gl.static_range(STAGES):
         if i < steps:
             tile = program + i // K_STEPS * programs
             mbarrier.expect(ready.index(i), BYTES)
-            _copy_tile(w_desc, w_buffer.index(i), ready.index(i), tile, first_k + i % K_STEPS * BLOCK_K, N, TILE, GATED)
+            k = first_k + i % K_STEPS * BLOCK_K
+            _copy_any(w_desc, a_desc, w_buffer.index(i), ready.index(i), tile, k, N, w_tiles, TILE, GATED, PIECES)
     _wait_for_previous(PDL)
     for i in gl.static_range(STAGES):
         if i < steps:
@@ -89,7 +132,8 @@ def _kernel(
                 k = first_k + ahead % K_STEPS * BLOCK_K
                 ahead_tile = program + ahead // K_STEPS * programs
                 mbarrier.expect(ready.index(stage), BYTES)
-                _copy_tile(w_desc, w_buffer.index(stage), ready.index(stage), ahead_tile, k, N, TILE, GATED)
+                at = w_buffer.index(stage)
+                _copy_any(w_desc, a_desc, at, ready.index(stage), ahead_tile, k, N, w_tiles, TILE, GATED, PIECES)
                 _copy(x_desc, [0, k], ready.index(stage), x_buffer.index(stage))
             step += 1
 
@@ -111,9 +155,13 @@ def _kernel(
         dtype: gl.constexpr = out_ptr.dtype.element_ty
         if GATED:
             values = _gated(values, up, dtype)
-        at = out_ptr + part.to(gl.int64) * part_stride
-        mask = (columns < N)[:, None] & (rows < M)[None, :]
-        gl.store(at + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
+        out = out_ptr + part.to(gl.int64) * part_stride
+        mask = (columns < N)[:, None] & (rows < M)[None, :]  # none of the tiles behind W's
+        gl.store(out + rows.to(gl.int64)[None, :] * out_stride + columns[:, None], values.to(dtype), mask)
+        if PIECES > 0:  # noqa: SIM102 - known when it is compiled
+            if tile >= w_tiles:
+                first = (tile - w_tiles) * TILE
+                _store_h(h_ptr, ids, ranks, values, first, rows, M, A_ROWS, part, PIECES, R, RANK_STEP)
 
 
 @cached
@@ -148,11 +196,13 @@ def launch(
     config: Config,
     *,
     is_gated: bool = False,
+    shrink: Shrink | None = None,
+    h: torch.Tensor | None = None,
     pdl: int = PLAIN,
 ) -> None:
     """Run the kernel, for 1 to 64 rows aligned as TMA needs it; out [M, N], or float32 [S, M, N] if config has S > 1 parts.
 
-    Raises ValueError if shapes or types do not fit.
+    shrink: adapters, not beside a gated product; h of `Shrink.new_h` gets A x. Raises ValueError if shapes or types do not fit.
     """
     (rows, k), n = x.shape, out.shape[-1]
     columns = 2 * n if is_gated else n
@@ -162,14 +212,21 @@ def launch(
         raise ValueError(f"linear_hopper: x {x.shape}, weight {weight.shape}, out {out.shape} do not fit")
     if x.dtype != weight.dtype or out.dtype != dtype or out.stride(-1) != 1 or (is_gated and config.parts > 1):
         raise ValueError(f"linear_hopper: {x.dtype} times {weight.dtype} to {out.dtype} is not for this kernel")
+    if shrink is not None and (is_gated or h is None or shrink.a.dtype != x.dtype or shrink.a.shape[3] != k):
+        raise ValueError(f"linear_hopper: adapters {shrink.a.shape} of {shrink.a.dtype} do not fit")
     block_m, width = block_rows(rows), TILE.value // 2 if is_gated else TILE.value
-    tiles = triton.cdiv(n, width)
+    tiles, adapter, of_a = triton.cdiv(n, width), list[object]([None] * 4), [0, 0]
+    if shrink is not None:
+        tiles += triton.cdiv(shrink.rows, TILE.value)
+        lines = tma.lines(shrink.a, shrink.rows, k, k, (TILE.value, config.block_k))
+        adapter, of_a = [lines, shrink.ranks, shrink.ids, h], list(shrink.a.shape[1:3])
     _kernel[(min(tiles, max(config.programs // config.parts, 1)), config.parts)](
         tma.lines(x, rows, k, x.stride(0), (block_m, config.block_k)),
         tma.lines(weight, columns, k, weight.stride(0), (width, config.block_k)),
-        x if bias is None else bias, out, rows, n, out.stride(-2), out.stride(0) if config.parts > 1 else 0,
+        x if bias is None else bias, out, *adapter, rows, n, out.stride(-2), out.stride(0) if config.parts > 1 else 0,
+        shrink.rows if shrink else 0,
         triton.cdiv(k, config.block_k * config.parts), block_m, config.block_k, config.stages, bias is not None, is_gated, pdl,
-        num_warps=4, **launch_options(pdl),
+        *of_a, RANK_STEP, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
 
 
@@ -199,3 +256,34 @@ def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     out = torch.empty(config.parts, len(x), len(weight), dtype=torch.float32, device=x.device)
     launch(x, weight, bias, out, config, pdl=pdl)
     return out
+
+
+def shrinks(rows: int, n: int, shrink: Shrink) -> bool:
+    """Whether A of all adapter slots is little enough beside a W of n rows, and aligned as TMA needs it."""
+    slots, inputs = shrink.a.shape[0], shrink.a.shape[3]
+    waste = max(slots - rows, 0) * shrink.width * inputs * shrink.a.element_size()
+    return shrink.rows * SHARE <= n and waste <= MAX_WASTE and can_copy(shrink.a.flatten(0, 2))
+
+
+def shrinking_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    shrink: Shrink,
+    *,
+    split_k: bool,
+    pdl: int,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(`linear`, or `linear_split_k` if split_k, h or its partial sums); None: `shrinks` says no, or K is not to be split."""
+    (rows, k), n = x.shape, len(weight)
+    config = choose(rows, n, k, num_sms(x.device), split_k=split_k)
+    if not shrinks(rows, n, shrink) or (split_k and config.parts == 1):
+        return None
+    if split_k:
+        out = torch.empty(config.parts, rows, n, dtype=torch.float32, device=x.device)
+    elif out is None:
+        out = x.new_empty((rows, n))
+    h = shrink.new_h(rows, config.parts)
+    launch(x, weight, bias, out, config, shrink=shrink, h=h, pdl=pdl)
+    return out, h

@@ -7,6 +7,7 @@ x, residual [1, K] (x may be None: s = residual), W [N, K], norm_weight [K], bia
 bfloat16 or float16 (float32 in tests), rounded where `norm` and `linear` round. Every program computes the norm of the row
 again, beside its few output columns; the first also writes s, to a buffer of its own, since the others still read the residual.
 Moves W once. 0.6B: saves two launches a layer; if W is large, repeating the norm costs more than that (`pays`).
+The first programs may compute A h of the row's LoRA adapter (`tables.Shrink`), as others W h.
 References: `norm_reference`, torch.nn.functional.linear.
 """
 
@@ -15,6 +16,8 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated
+from quire.kernels.lora.rows import rows_of_a
+from quire.kernels.lora.tables import RANK_STEP, Shrink
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 from quire.kernels.tuning.current import linear_tuning
 
@@ -22,21 +25,8 @@ MAX_K = 4096  # limit of a row in a program
 
 
 @triton.jit
-def _norm_linear_kernel(
-    x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, sum_ptr, out_ptr, w_stride, N, eps,
-    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    k_mask = k < K
-    tile = (n < N)[:, None] & k_mask[None, :]
-    w = tl.load(w_ptr + n.to(tl.int64)[:, None] * w_stride + k[None, :], tile, other=0.0, eviction_policy="evict_first")
-    up = w
-    if GATED:
-        up_row = w_ptr + (n + N).to(tl.int64)[:, None] * w_stride
-        up = tl.load(up_row + k[None, :], tile, other=0.0, eviction_policy="evict_first")
-    norm = tl.load(norm_ptr + k, k_mask, other=0.0)
+def _normed(x_ptr, residual_ptr, sum_ptr, norm, k, k_mask, eps, K: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr):
+    """float32 [BLOCK_K], h rounded to the dtype of the residual."""
     wait_for_previous(PDL)
     s = tl.load(residual_ptr + k, k_mask, other=0.0)
     dtype: tl.constexpr = s.dtype
@@ -46,7 +36,103 @@ def _norm_linear_kernel(
             tl.store(sum_ptr + k, s, k_mask)
     wide = s.to(tl.float32)
     h = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / K + eps)).to(dtype).to(tl.float32) * norm.to(tl.float32)
-    h = h.to(dtype).to(tl.float32)[None, :]
+    return h.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _norm_linear_kernel(
+    x_ptr, residual_ptr, norm_ptr, w_ptr, bias_ptr, sum_ptr, out_ptr, a_ptr, ranks, ids, adapter_h, w_stride, N, eps,
+    K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
+    PDL: tl.constexpr, PIECES: tl.constexpr, R: tl.constexpr, RANK_STEP: tl.constexpr,
+):  # fmt: skip
+    SHRINKS: tl.constexpr = (PIECES * R + BLOCK_N - 1) // BLOCK_N
+    program = tl.program_id(0)
+    if SHRINKS == 0:
+        _product(
+            program,
+            x_ptr,
+            residual_ptr,
+            norm_ptr,
+            w_ptr,
+            bias_ptr,
+            sum_ptr,
+            out_ptr,
+            w_stride,
+            N,
+            eps,
+            K,
+            BLOCK_N,
+            BLOCK_K,
+            ADD,
+            BIAS,
+            GATED,
+            PDL,
+        )
+    elif program >= SHRINKS:
+        _product(
+            program - SHRINKS,
+            x_ptr,
+            residual_ptr,
+            norm_ptr,
+            w_ptr,
+            bias_ptr,
+            sum_ptr,
+            out_ptr,
+            w_stride,
+            N,
+            eps,
+            K,
+            BLOCK_N,
+            BLOCK_K,
+            ADD,
+            BIAS,
+            GATED,
+            PDL,
+        )
+    else:
+        n = program * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        k_mask = k < K
+        norm = tl.load(norm_ptr + k, k_mask, other=0.0)
+        row, has_rank, kept = rows_of_a(ids, ranks, n, PIECES, R, RANK_STEP)
+        a = tl.load(a_ptr + row[:, None] * K + k[None, :], has_rank[:, None] & k_mask[None, :], other=0.0)
+        h = _normed(x_ptr, residual_ptr, sum_ptr, norm, k, k_mask, eps, K, ADD, PDL)
+        tl.store(adapter_h + n, tl.sum(a.to(tl.float32) * h[None, :], 1), kept)
+
+
+@triton.jit
+def _product(
+    program,
+    x_ptr,
+    residual_ptr,
+    norm_ptr,
+    w_ptr,
+    bias_ptr,
+    sum_ptr,
+    out_ptr,
+    w_stride,
+    N,
+    eps,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    n = program * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    k_mask = k < K
+    tile = (n < N)[:, None] & k_mask[None, :]
+    w = tl.load(w_ptr + n.to(tl.int64)[:, None] * w_stride + k[None, :], tile, other=0.0, eviction_policy="evict_first")
+    up = w
+    if GATED:
+        up_row = w_ptr + (n + N).to(tl.int64)[:, None] * w_stride
+        up = tl.load(up_row + k[None, :], tile, other=0.0, eviction_policy="evict_first")
+    norm = tl.load(norm_ptr + k, k_mask, other=0.0)
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    h = _normed(x_ptr, residual_ptr, sum_ptr, norm, k, k_mask, eps, K, ADD, PDL)[None, :]
     y = tl.sum(w.to(tl.float32) * h, 1)
     if BIAS:
         y += tl.load(bias_ptr + n, n < N, other=0.0).to(tl.float32)
@@ -79,10 +165,15 @@ def norm_linear(
     bias: torch.Tensor | None,
     *,
     is_gated: bool = False,
+    shrink: Shrink | None = None,
+    adapter_h: torch.Tensor | None = None,
     pdl: int = PLAIN,
     config: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(y, residual + x), for one row; the residual itself is not modified. `config`, as from `choose`, is for tuning."""
+    """(y, residual + x), for one row; the residual itself is not modified. `config`, as from `choose`, is for tuning.
+
+    shrink: an adapter that the row may have; adapter_h float32 [1, P * R] gets A h.
+    """
     columns, k = weight.shape
     n = columns // 2 if is_gated else columns
     added = residual if x is None else x
@@ -99,9 +190,11 @@ def norm_linear(
     out = residual.new_empty((1, n))
     block_k = triton.next_power_of_2(k)
     block_n, num_warps = config or choose(k)
-    _norm_linear_kernel[(triton.cdiv(n, block_n),)](
-        added, residual, norm_weight, weight, weight if bias is None else bias, total, out, weight.stride(0), n, eps,
-        k, block_n, block_k, x is not None, bias is not None, is_gated, pdl,
+    adapter, sizes = ((shrink.a, shrink.ranks, shrink.ids, adapter_h), shrink.a.shape[1:3]) if shrink else ((None,) * 4, (0, 0))
+    programs = triton.cdiv(n, block_n) + triton.cdiv(sizes[0] * sizes[1], block_n)
+    _norm_linear_kernel[(programs,)](
+        added, residual, norm_weight, weight, weight if bias is None else bias, total, out, *adapter, weight.stride(0), n, eps,
+        k, block_n, block_k, x is not None, bias is not None, is_gated, pdl, *sizes, RANK_STEP,
         num_warps=num_warps, **launch_options(pdl),
     )  # fmt: skip
     return out, total

@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated as silu_times
+from quire.kernels.elementwise.adapter_term import load_h, num_parts, padded
 from quire.kernels.lora import rows
-from quire.kernels.lora.rows import padded, put_sums
+from quire.kernels.lora.rows import put_sums
 from quire.kernels.lora.tables import BLOCK_N, RANK_STEP, LoraSchedule, LoraWeights, by_rows, is_large, num_tiles, tile_of
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -91,11 +92,11 @@ def _look_up_kernel(
         tl.store(h + token[:, None].to(tl.int64) * R + r[None, :], values.to(tl.float32), kept)
 
 
-@triton.jit(do_not_specialize=["tiles_stride"])
+@triton.jit(do_not_specialize=["num_tokens", "tiles_stride"])
 def _expand_kernel(
-    y, h, b, ranks, scales, blocks, order, tiles, y_stride, tiles_stride,
-    OUT: tl.constexpr, PIECES: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr, RANK_STEP: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+    y, h, b, ranks, scales, blocks, order, tiles, y_stride, tiles_stride, num_tokens,
+    OUT: tl.constexpr, PIECES: tl.constexpr, R: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr, RANK_STEP: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     block = blocks + tl.program_id(1) * 4
@@ -120,7 +121,8 @@ def _expand_kernel(
         for at in range(0, rank, BLOCK_R):
             if at > 0:
                 weight = tl.load(b_at + at, is_output & (at + k < rank)[:, None], other=0.0)
-            hidden = tl.load(h_at + piece * R + at, is_token[:, None] & (at + k < rank)[None, :], other=0.0)
+            has_h = is_token[:, None] & (at + k < rank)[None, :]
+            hidden = load_h(h_at + piece * R + at, has_h, num_tokens * (PIECES * R), PARTS)
             acc = tl.dot(hidden.to(weight.dtype), weight, acc, input_precision="ieee")
         at_y = y + token[:, None] * y_stride + n[None, :]
         inside = is_token[:, None] & is_output
@@ -230,17 +232,17 @@ def shrink(x: torch.Tensor, weights: LoraWeights, schedule: LoraSchedule, which:
 def expand(
     h: torch.Tensor, y: torch.Tensor, weights: LoraWeights, schedule: LoraSchedule, which: int, *, pdl: int = PLAIN
 ) -> torch.Tensor:
-    """y [T, out], in place; h of `shrink`."""
-    if len(h) != len(y) or y.stride(1) != 1:
+    """y [T, out], in place; h of `shrink`, or its partial sums [S, T, P * R], of a product that has computed them."""
+    if h.shape[-2] != len(y) or y.stride(1) != 1:
         raise ValueError(f"expand: h {h.shape}, y {y.shape} of strides {y.stride()}")
     slots, pieces, rank = len(weights.a), len(weights.pieces), weights.max_rank
     if by_rows(len(y), slots):
         return rows.expand(h, y, weights, schedule, which, BLOCK_N, pdl)
     order, tiles = schedule.order[which], schedule.tiles[which]
     _expand_kernel[(num_tiles(len(y), slots), len(weights.blocks))](
-        y, h, weights.b, weights.ranks, weights.scales, weights.blocks, order, tiles, y.stride(0), tiles.stride(0),
-        weights.b.shape[1] // rank, pieces, rank, tile_of(len(y)), BLOCK_N, _block_r(rank), RANK_STEP, weights.alignment, pdl,
-        num_warps=4, num_stages=1, **launch_options(pdl),
+        y, h, weights.b, weights.ranks, weights.scales, weights.blocks, order, tiles, y.stride(0), tiles.stride(0), len(y),
+        weights.b.shape[1] // rank, pieces, rank, tile_of(len(y)), BLOCK_N, _block_r(rank), RANK_STEP, weights.alignment,
+        num_parts(h), pdl, num_warps=4, num_stages=1, **launch_options(pdl),
     )  # fmt: skip
     return y
 

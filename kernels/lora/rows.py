@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.elementwise.activation import gated as silu_times
+from quire.kernels.elementwise.adapter_term import load_h, num_parts, padded
 from quire.kernels.lora.tables import RANK_STEP, LoraSchedule, LoraWeights
 from quire.kernels.triton_support.dependent_launch import PLAIN, launch_options, wait_for_previous
 
@@ -18,9 +19,12 @@ BLOCK_N = 128  # outputs of a program of `gated`
 
 
 @triton.jit
-def padded(rank, RANK_STEP: tl.constexpr):
-    """A rank, rounded up to RANK_STEP: up to there h and B are zero, so both are read in words of 16 bytes."""
-    return tl.multiple_of((rank + RANK_STEP - 1) // RANK_STEP * RANK_STEP, RANK_STEP)
+def rows_of_a(ids, ranks, n, PIECES: tl.constexpr, R: tl.constexpr, RANK_STEP: tl.constexpr):
+    """Of the first token's adapter and places n in its h: A's rows among those of all slots, whether they are there, and
+    whether h is to be written."""
+    slot = tl.load(ids)
+    rank = tl.load(ranks + slot * PIECES + n // R, (slot >= 0) & (n < PIECES * R), other=0)
+    return slot.to(tl.int64) * (PIECES * R) + n, n % R < rank, n % R < padded(rank, RANK_STEP)
 
 
 @triton.jit
@@ -64,23 +68,23 @@ def _shrink_kernel(
 
 
 @triton.jit
-def _term(h_at, b_at, weight, rank, is_output, BLOCK_R: tl.constexpr):
+def _term(h_at, b_at, weight, rank, is_output, parts_stride, PARTS: tl.constexpr, BLOCK_R: tl.constexpr):
     """float32 [N], B h of a token for outputs [N]; weight: B [N, BLOCK_R] of the first ranks."""
     k = tl.arange(0, BLOCK_R)
-    hidden = tl.load(h_at + k, k < rank, other=0.0).to(weight.dtype).to(tl.float32)
+    hidden = load_h(h_at + k, k < rank, parts_stride, PARTS).to(weight.dtype).to(tl.float32)
     total = tl.sum(weight.to(tl.float32) * hidden[None, :], 1)
     for at in range(BLOCK_R, rank, BLOCK_R):
         more = tl.load(b_at + at, is_output[:, None] & (at + k < rank)[None, :], other=0.0)
-        hidden = tl.load(h_at + at + k, at + k < rank, other=0.0).to(weight.dtype).to(tl.float32)
+        hidden = load_h(h_at + at + k, at + k < rank, parts_stride, PARTS).to(weight.dtype).to(tl.float32)
         total += tl.sum(more.to(tl.float32) * hidden[None, :], 1)
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _expand_kernel(
-    y, h, b, ranks, scales, blocks, ids, y_stride,
+    y, h, b, ranks, scales, blocks, ids, y_stride, num_tokens,
     OUT: tl.constexpr, PIECES: tl.constexpr, R: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr,
-    RANK_STEP: tl.constexpr, ALIGNED: tl.constexpr, PDL: tl.constexpr,
+    RANK_STEP: tl.constexpr, ALIGNED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     block = blocks + tl.program_id(1) * 4
@@ -98,7 +102,7 @@ def _expand_kernel(
         at_y = y + token * y_stride + n
         sums = tl.load(at_y, is_output, other=0.0).to(tl.float32)
         h_at = h + token * (PIECES * R) + piece * R
-        sums += _term(h_at, b_at, weight, rank, is_output, BLOCK_R) * scale
+        sums += _term(h_at, b_at, weight, rank, is_output, num_tokens * (PIECES * R), PARTS, BLOCK_R) * scale
         tl.store(at_y, sums.to(y.dtype.element_ty), is_output)
 
 
@@ -130,9 +134,9 @@ def _gated_kernel(
     up = tl.load(at_y + HALF, is_output, other=0.0).to(tl.float32)
     h_at = h + token * (PIECES * R)
     if rank > 0:
-        gate += _term(h_at, b_at, weight, rank, is_output, BLOCK_R) * scale
+        gate += _term(h_at, b_at, weight, rank, is_output, 0, 1, BLOCK_R) * scale
     if up_rank > 0:
-        up += _term(h_at + UP_PIECE * R, up_at, up_weight, up_rank, is_output, BLOCK_R) * up_scale
+        up += _term(h_at + UP_PIECE * R, up_at, up_weight, up_rank, is_output, 0, 1, BLOCK_R) * up_scale
     tl.store(out + token * HALF + n, silu_times(gate, up, y.dtype.element_ty).to(out.dtype.element_ty), is_output)
 
 
@@ -157,9 +161,9 @@ def expand(
     """y [T, out], in place; block_n: of `weights.blocks`."""
     rank = weights.max_rank
     _expand_kernel[(len(y), len(weights.blocks))](
-        y, h, weights.b, weights.ranks, weights.scales, weights.blocks, schedule.ids[which], y.stride(0),
-        weights.b.shape[1] // rank, len(weights.pieces), rank, block_n, _block_r(rank), RANK_STEP, weights.alignment, pdl,
-        num_warps=4, **launch_options(pdl),
+        y, h, weights.b, weights.ranks, weights.scales, weights.blocks, schedule.ids[which], y.stride(0), len(y),
+        weights.b.shape[1] // rank, len(weights.pieces), rank, block_n, _block_r(rank), RANK_STEP, weights.alignment,
+        num_parts(h), pdl, num_warps=4, **launch_options(pdl),
     )  # fmt: skip
     return y
 

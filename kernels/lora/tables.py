@@ -9,6 +9,7 @@ and A x is a column of A; its A is kept transposed. No triton here.
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -127,6 +128,30 @@ class LoraSchedule:
             ints(3, 2),
             ints(ARRIVED) if arrived is None else arrived,
         )
+
+
+class Shrink(NamedTuple):
+    """What a kernel of a product needs to compute h of `products.shrink` beside it, of the same x [T, in]."""
+
+    a: torch.Tensor  # [S, P, R, in], as of `LoraWeights`
+    ranks: torch.Tensor
+    ids: torch.Tensor  # int32 [T], the adapter slot of each token, -1: none
+
+    @property
+    def rows(self) -> int:
+        """Rows of A of all slots."""
+        slots, pieces, rank, _ = self.a.shape
+        return slots * pieces * rank
+
+    @property
+    def width(self) -> int:
+        """P * R, the values of h of a token."""
+        return self.a.shape[1] * self.a.shape[2]
+
+    def new_h(self, tokens: int, parts: int = 1) -> torch.Tensor:
+        """h float32 [T, P * R], or [S, T, P * R], its partial sums over S parts of the inputs; `expand` takes both."""
+        shape = (tokens, self.width) if parts == 1 else (parts, tokens, self.width)
+        return torch.empty(shape, dtype=torch.float32, device=self.a.device)
 
 
 ARRIVED = 1 << 16

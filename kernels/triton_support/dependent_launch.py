@@ -52,7 +52,8 @@ def mode_for(rows: int) -> int:
 
 
 def mode_for_split_k(rows: int) -> int:
-    """The mode of a norm that adds up split-K partial sums, which occur in any step: LATE if other kernels are PLAIN."""
+    """The mode of a norm that adds up split-K partial sums, and of adapters' kernels, which occur in any step: LATE if other
+    kernels are PLAIN."""
     return max(late(), mode_for(rows))
 
 

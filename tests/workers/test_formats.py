@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import tiny_models
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire.ipc.memory_plan import PRIMITIVES_BYTES
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.linear.linear_cpu import can_pack
 from quire.workers.layers import linear, ops
 from quire.workers.layers.adapter import Adapter
@@ -21,12 +23,14 @@ from quire.workers.layers.formats.format import Format, WeightFormat, WeightShar
 from quire.workers.layers.formats.packed_cpu import PackedCpu, padded_rows
 from quire.workers.layers.linear import Linear, Placement
 from quire.workers.layers.module import WeightOwner, new_parameter
-from quire.workers.layers.norm import RMSNorm
+from quire.workers.layers.norm import LayerNorm, NoNorm, RMSNorm
+from quire.workers.layers.unadded import Unadded
 from quire.workers.loading import weights
 from quire.workers.loading.weight_loader import WeightLoader, WeightsError, copied
 from quire.workers.loading.weights import dummy_weights, load_weights, weight_loaders
 from quire.workers.models.build import build_model
 from quire.workers.models.family_table import read_model_config
+from quire.workers.models.taps import Tapped
 from quire.workers.parallel import Parallel
 from quire.workers.shard import whole
 
@@ -101,6 +105,37 @@ def test_an_adapter_adds_to_one_of_the_partial_sums_unless_they_are_integers():
     assert parts.shape == (2, 2, 8)
     torch.testing.assert_close(parts.sum(0), want)
     assert torch.equal(linear.Adapted(InIntegerParts(), Doubled()).split_k(x), want)
+
+
+class Deferred(Doubled):
+    def term(self, h, num_tokens):
+        return Term(h, *[torch.empty(0)] * 4, 8)
+
+
+def test_what_an_adapter_leaves_to_the_norm_is_added_once_whatever_is_behind_it():
+    """By a norm or a tap, or by the next layer, whether or not it has an adapter; not behind integers, nor in other steps."""
+    switch, (first, other) = SimpleNamespace(is_active=True), (made_linear(outputs=8)[0] for _ in range(2))
+    plain_y, plain_normed = first.split_k, other.normed
+    first.set_adapter(Deferred(), switch)
+    other.set_adapter(None, switch)
+    norms = [RMSNorm(8, 1e-5, torch.float32, torch.device("cpu")), LayerNorm(8, 1e-5, torch.float32, torch.device("cpu"))]
+    x, residual = torch.randn(2, 8), torch.randn(2, 8)
+    want = residual + plain_y(x) + x.sum(-1, keepdim=True)
+    assert isinstance(first.split_k(x), Unadded)
+    for norm in (*norms, NoNorm()):
+        total = residual.clone()
+        norm.add(first.split_k(x), total)
+        torch.testing.assert_close(total, want)
+    norms[0].weight.fill_(1.0)
+    behind, total = other.normed(first.split_k(x), residual.clone(), norms[0])
+    torch.testing.assert_close(behind, plain_normed(None, want, norms[0])[0])
+    torch.testing.assert_close(total, want)
+    out, total = torch.empty(2, 8), residual.clone()
+    Tapped(lambda x, residual: (x, residual), norms[0], out)(first.split_k(x), total)
+    torch.testing.assert_close(out, want)
+    assert linear.Adapted(InIntegerParts(), Deferred(), can_defer=True).split_k(x).shape == (2, 8)
+    switch.is_active = False
+    assert torch.equal(first.split_k(x), plain_y(x))
 
 
 def test_parts_of_one_row_are_added_by_a_norm_of_its_own(monkeypatch):

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.lora import lora_reference
-from quire.kernels.lora.tables import LoraSchedule, LoraWeights
+from quire.kernels.lora.tables import RANK_STEP, LoraSchedule, LoraWeights, Shrink
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.layers import ops
 from quire.workers.layers.adapter import Adapter
@@ -23,6 +24,7 @@ from quire.workers.shard import RowShard, Shard
 
 NO_IDS = np.zeros(0, np.int32)
 TOKENS, SAMPLES, SOME_TOKENS = 0, 1, 2  # which of a step's lists a layer sees
+MAX_TERM_ROWS = 512  # tokens of a step in which norms add adapters' terms: each token reads its adapter's B
 
 
 class Pairs(NamedTuple):
@@ -69,6 +71,14 @@ class StepAdapters:
     def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         """The tensor that `expand` needs, made of x [T, in] or of ids int32 [T]."""
         return x
+
+    def beside(self, tokens: int, weights: LoraWeights) -> Shrink | None:
+        """What the kernel of a product of so many tokens needs to compute `shrink` itself; None: it must not."""
+        return None
+
+    def term(self, h: torch.Tensor, tokens: int, weights: LoraWeights) -> Term | None:
+        """What a norm's kernel needs to do as `expand` for so many tokens; None: it must not."""
+        return None
 
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         """y [T, out] with what the tokens' adapters make of the input, in place; h of `shrink`."""
@@ -152,11 +162,12 @@ class CudaStepAdapters(StepAdapters):
 
     def __init__(self, num_slots: int, max_tokens: int, device: torch.device, captures: bool = False) -> None:
         from quire.kernels.lora import experts, products, schedule  # these import Triton
-        from quire.kernels.triton_support.dependent_launch import mode_for
+        from quire.kernels.triton_support.dependent_launch import PLAIN, mode_for_split_k
 
         super().__init__(num_slots, captures)
         self._schedule = LoraSchedule.allocate(max_tokens, num_slots, device)
-        self._schedules, self._products, self._experts, self._mode_for = schedule, products, experts, mode_for
+        self._schedules, self._products, self._experts = schedule, products, experts
+        self._mode_for, self._plain = mode_for_split_k, PLAIN
 
     def _group(
         self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_samples: int, has_windows: bool
@@ -175,6 +186,18 @@ class CudaStepAdapters(StepAdapters):
     def shrink(self, x: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         return self._call(self._products.shrink, x, weights)
 
+    def beside(self, tokens: int, weights: LoraWeights) -> Shrink | None:
+        which = self._which(tokens)
+        if which == SOME_TOKENS:  # grouped by the launch before, which a dependent one must not read ahead of its wait
+            return None
+        return Shrink(weights.a, weights.ranks, self._schedule.ids[which])
+
+    def term(self, h: torch.Tensor, tokens: int, weights: LoraWeights) -> Term | None:
+        [(_, end), *others], which = weights.pieces, self._which(tokens)
+        if others or which == SOME_TOKENS or tokens > MAX_TERM_ROWS or not ops.norm_takes_term(end, weights.max_rank):
+            return None
+        return Term(h, weights.b, weights.ranks, weights.scales, self._schedule.ids[which], RANK_STEP)
+
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:
         return self._call(self._products.expand, h, y, weights)
 
@@ -186,7 +209,9 @@ class CudaStepAdapters(StepAdapters):
     def _call(self, kernel: Callable[..., torch.Tensor], *tensors: Any) -> torch.Tensor:
         """The kernel for a step's tokens, as many as the tensor before the weights has rows."""
         rows = len(tensors[-2])
-        return kernel(*tensors, self._schedule, self._which(rows), pdl=self._mode_for(rows))
+        which = self._which(rows)
+        mode = self._plain if which == SOME_TOKENS else self._mode_for(rows)
+        return kernel(*tensors, self._schedule, which, pdl=mode)
 
     def _group_some(self, first: int, count: int) -> None:
         ids = self._schedule.ids
@@ -242,6 +267,12 @@ class LoraLayer(Adapter):
 
     def shrink(self, x: torch.Tensor) -> torch.Tensor:
         return self.steps.shrink(x, self.weights)
+
+    def beside(self, x: torch.Tensor) -> Shrink | None:
+        return self.steps.beside(len(x), self.weights)
+
+    def term(self, h: torch.Tensor, num_tokens: int) -> Term | None:
+        return self.steps.term(h, num_tokens, self.weights)
 
     def expand(self, h: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return self.steps.expand(h, y, self.weights)

@@ -92,6 +92,7 @@ class Places:
         else:
             why = AT_START if HEAD in outputs else "--lora-target-modules"
             self._not_held.update(dict.fromkeys(outputs, why))
+            module.set_adapter(None, self._steps)
 
     def _holds(self, layer: str) -> bool:
         by_default = self._limits.has_head if layer == HEAD else not self._limits.target_modules

@@ -4,7 +4,9 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from quire.kernels.elementwise.norm_reference import Term
 from quire.kernels.experts.experts_reference import Act, Weights
+from quire.kernels.lora.tables import Shrink
 from quire.workers.layers import ops
 from quire.workers.layers.stacked_experts import Names
 from quire.workers.shard import Shard
@@ -16,6 +18,14 @@ class Adapter:
     def shrink(self, x: torch.Tensor) -> Any:
         """The value that `expand` needs, made of the layer's input before its own product: by default the input itself."""
         return x
+
+    def beside(self, x: torch.Tensor) -> Shrink | None:
+        """What a kernel of the layer's product needs to compute `shrink` of x [T, in] itself; None: call `shrink`."""
+        return None
+
+    def term(self, h: Any, num_tokens: int) -> Term | None:
+        """What a norm behind the layer needs to do as `expand`; None: call `expand`."""
+        return None
 
     def expand(self, h: Any, y: torch.Tensor) -> torch.Tensor:
         """y [T, out] with the adapter added in place; y is the layer's product, or one of its float32 partial sums."""

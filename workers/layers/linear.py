@@ -20,6 +20,7 @@ from quire.workers.layers.formats.packed_cpu import PackedCpu
 from quire.workers.layers.formats.short_cpu import short_format
 from quire.workers.layers.module import Module
 from quire.workers.layers.norm import Norm
+from quire.workers.layers.unadded import Unadded, settled
 from quire.workers.loading.quantized.packed_weight import packing_of
 from quire.workers.loading.quantized.packing import Packing
 from quire.workers.loading.quantized.schemes import Quantization, QuantizationError
@@ -134,13 +135,16 @@ class Linear(Module):
     def set_adapter(self, adapter: Adapter | None, switch: Switch | None = None) -> None:
         """Fill or empty the adapter slot, before the first step, since blocks keep what they make of their layers' products.
 
-        switch: says of each step whether it has the adapter; None: all have. A sum over ranks includes their shards of the
-        adapter's product.
+        switch: says of each step whether it has the adapter; None: all have. Without an adapter, it says whether other layers
+        have theirs. A sum over ranks includes their shards of the adapter's product.
         """
         outer = self.format.wrapped()
         if adapter is not None:
-            adapted = Adapted(outer, adapter)
+            can_defer = switch is not None and not self._sums and self._parallel.norm_exchange is None
+            adapted = Adapted(outer, adapter, can_defer=can_defer)
             outer = adapted if switch is None else AdaptedSometimes(outer, adapted, switch)
+        elif switch is not None:
+            outer = AdaptedSometimes(outer, BehindAdapted(outer), switch)
         if self._sums:
             outer = Summed(outer, self._parallel)
         if self._parallel.norm_exchange is not None:
@@ -154,37 +158,60 @@ class Linear(Module):
 
 
 class Adapted(Format):
-    """A format's products plus an adapter's, the first half of which comes before the product: it needs the input alone.
+    """A format's products plus an adapter's, the first half of which needs the input alone: the format computes it beside its
+    product (`Format.shrinking`), or it is launched before.
 
-    What may be left as partial sums still is, and the adapter adds to one of them. A norm in front is not fused, since the
-    adapter needs what it returns.
+    What may be left as partial sums still is, and the adapter adds to one of them, or if `can_defer` the norm behind the layer
+    adds (`Unadded`): all layers of the model must know of it.
     """
 
-    def __init__(self, inner: Format, adapter: Adapter):
-        self._inner, self._adapter = inner, adapter
+    def __init__(self, inner: Format, adapter: Adapter, *, can_defer: bool = False):
+        self._inner, self._adapter, self._can_defer = inner, adapter, can_defer
 
     def product(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        h = self._adapter.shrink(x)
-        y = self._adapter.expand(h, self._inner.product(x, out))
+        y, h = self._inner.shrinking(x, self._adapter, out)
+        y = self._adapter.expand(h, y)
         return y if out is None or y is out else out.copy_(y)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
-        h = self._adapter.shrink(x)
-        return self._adapter.expand_gated(h, self._inner.product(x))
+        y, h = self._inner.shrinking(x, self._adapter)
+        return self._adapter.expand_gated(h, y)
 
     def split_k(self, x: torch.Tensor) -> torch.Tensor:
         if not self._inner.splits_in_float:
             return self.product(x)
-        h = self._adapter.shrink(x)
-        y = self._inner.split_k(x)
+        y, h = self._inner.shrinking(x, self._adapter, splits_k=True)
+        term = self._adapter.term(h, len(x)) if self._can_defer else None
+        if term is not None:
+            return cast(torch.Tensor, Unadded(y, term, self._adapter.expand))  # only a norm's `add` looks at it
         self._adapter.expand(h, y if y.dim() == 2 else y[0])
         return y
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, h, residual = self._inner.normed_shrinking(x, residual, norm, self._adapter)
+        return (self._adapter.expand_gated if is_gated else self._adapter.expand)(h, y), residual
+
+
+class BehindAdapted(Format):
+    """A format without an adapter, in a step in which the layer before it may have left its own to be added."""
+
+    def __init__(self, inner: Format):
+        self._inner = inner
+        same = {name: getattr(inner, name) for name in ("product", "gated", "split_k", "fuses_silu", "behind_silu")}
+        self.__dict__.update(same)
+
+    def normed(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._inner.normed(None if x is None else settled(x), residual, norm, is_gated)
 
 
 class AdaptedSometimes(Format):
     """`plain` in steps without adapters, `adapted` in others. A captured step keeps the one that it was captured with."""
 
-    def __init__(self, plain: Format, adapted: Adapted, switch: Switch):
+    def __init__(self, plain: Format, adapted: Adapted | BehindAdapted, switch: Switch):
         self.plain, self._adapted, self._switch = plain, adapted, switch
 
     @property

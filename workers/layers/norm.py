@@ -9,6 +9,7 @@ import torch
 from quire.kernels.elementwise.norm_reference import Weighs
 from quire.workers.layers import ops
 from quire.workers.layers.module import WeightOwner, new_parameter
+from quire.workers.layers.unadded import settled
 from quire.workers.loading.weight_loader import WeightLoader, copied
 from quire.workers.shard import whole
 
@@ -127,7 +128,7 @@ class NoNorm(Norm):
         return x
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual.add_(x)
+        return residual.add_(settled(x))
 
 
 def make_norm(spec: NormSpec, size: int, dtype: torch.dtype, device: torch.device) -> Norm:

@@ -18,6 +18,8 @@ from quire.kernels.elementwise.norm_reference import Weighs
 from quire.kernels.experts import experts_reference, routing_reference
 from quire.kernels.experts.experts_reference import Act, Weights
 from quire.kernels.experts.routing_reference import Counting, Routing
+from quire.kernels.lora.tables import Shrink
+from quire.workers.layers.unadded import Unadded, settled
 from quire.workers.parallel import Partial
 
 
@@ -31,6 +33,7 @@ class _Kernels(NamedTuple):
     norm: ModuleType
     norm_linear: ModuleType
     routing: ModuleType
+    shrinking: ModuleType
     split_linear: ModuleType
 
 
@@ -38,10 +41,11 @@ class _Kernels(NamedTuple):
 def _kernels() -> _Kernels:
     from quire.kernels.elementwise import activation, embedding, logits, norm
     from quire.kernels.experts import experts, routing
-    from quire.kernels.linear import linear, norm_linear, split_linear
+    from quire.kernels.linear import linear, norm_linear, shrinking, split_linear
     from quire.kernels.triton_support import dependent_launch
 
-    return _Kernels(activation, dependent_launch, embedding, experts, linear, logits, norm, norm_linear, routing, split_linear)
+    small = activation, dependent_launch, embedding, experts, linear, logits, norm
+    return _Kernels(*small, norm_linear, routing, shrinking, split_linear)
 
 
 def _launch_mode(x: torch.Tensor) -> int:
@@ -74,7 +78,7 @@ def _pdl_of_add(x: torch.Tensor) -> int:
 
 
 def add_rms_norm(
-    x: torch.Tensor | Partial,
+    x: torch.Tensor | Partial | Unadded,
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
@@ -84,13 +88,18 @@ def add_rms_norm(
 ) -> torch.Tensor:
     """residual += scale · x in place; returns the norm of the new residual.
 
-    x, residual [T, H]; x may be partial sums of `linear_split_k`, or a Partial, and then its sum over the ranks is added.
+    x, residual [T, H]; x may be partial sums of `linear_split_k`, or a Partial, and then its sum over the ranks is added, or
+    Unadded.
     """
     if isinstance(x, Partial):
         assert scale == 1.0 and weighs == "rounded", "only plain norms exchange"
         return x.exchange.add_rms_norm(x.x, residual, weight, eps)
+    term = None
+    if isinstance(x, Unadded):
+        x, term = (x.x, x.term) if x.x.is_cuda else (x.settled(), None)
     if x.is_cuda:
-        return _kernels().norm.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs, pdl=_pdl_of_add(x))
+        how = {"scale": scale, "weighs": weighs, "term": term, "pdl": _pdl_of_add(x)}
+        return _kernels().norm.add_rms_norm(x, residual, weight, eps, **how)
     return norm_cpu.add_rms_norm(x, residual, weight, eps, scale=scale, weighs=weighs)
 
 
@@ -104,7 +113,7 @@ def layer_norm(
 
 
 def add_layer_norm(
-    x: torch.Tensor,
+    x: torch.Tensor | Unadded,
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -113,9 +122,10 @@ def add_layer_norm(
     scale: float = 1.0,
 ) -> torch.Tensor:
     """Like add_rms_norm, with a LayerNorm."""
-    if x.is_cuda:
-        return _kernels().norm.add_layer_norm(x, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(x))
-    return norm_cpu.layer_norm(norm_reference.add(x, residual, scale), weight, eps, bias=bias)
+    given = settled(x)
+    if given.is_cuda:
+        return _kernels().norm.add_layer_norm(given, residual, weight, eps, bias=bias, scale=scale, pdl=_pdl_of_add(given))
+    return norm_cpu.layer_norm(norm_reference.add(given, residual, scale), weight, eps, bias=bias)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -164,6 +174,11 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out
     return y if out is None else out.copy_(y)
 
 
+def norm_takes_term(width: int, rank: int) -> bool:
+    """Whether `add_rms_norm` takes an Unadded x of so many columns and an adapter's R."""
+    return _kernels().norm.takes_term(width, rank)  # type: ignore[no-any-return]
+
+
 def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether `linear_split_k` supports these and is faster than `linear`: some rows, few columns, on CUDA."""
     return x.is_cuda and _kernels().split_linear.pays(x, weight)
@@ -172,6 +187,21 @@ def splits(x: torch.Tensor, weight: torch.Tensor) -> bool:
 def linear_split_k(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """float32 partial sums [S, T, out]; `add_rms_norm` adds them up to what `linear` returns."""
     return _kernels().split_linear.split_linear(x, weight, bias, dependents=_kernels().dependent_launch.supported())
+
+
+def shrinking_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None, shrink: Shrink, splits_k: bool
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(`linear`, h of an adapter or its partial sums), in one kernel on CUDA; None: no kernel computes both for these.
+
+    splits_k: `linear_split_k` in place of `linear` where `splits` says so, without `out`.
+    """
+    if not x.is_cuda:
+        return None
+    if splits_k and splits(x, weight):
+        dependents = _kernels().dependent_launch.supported()
+        return _kernels().shrinking.shrinking_split_linear(x, weight, bias, shrink, dependents=dependents)  # type: ignore[no-any-return]
+    return _kernels().shrinking.shrinking_linear(x, weight, bias, out, shrink, pdl=_launch_mode(x))  # type: ignore[no-any-return]
 
 
 def gated_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -193,11 +223,17 @@ def norm_linear(
     eps: float,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    is_gated: bool,
+    is_gated: bool = False,
+    *,
+    shrink: Shrink | None = None,
+    h: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(linear(norm(residual + x)), residual + x), the first gated if is_gated; the residual is not changed in place."""
-    mode = _launch_mode(residual)
-    return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, pdl=mode)
+    """(linear(norm(residual + x)), residual + x), the first gated if is_gated; the residual is not changed in place.
+
+    shrink: an adapter of the product; `h` of its `new_h` receives what `expand` needs.
+    """
+    adapter = {"shrink": shrink, "adapter_h": h, "pdl": _launch_mode(residual)}
+    return _kernels().norm_linear.norm_linear(x, residual, norm_weight, eps, weight, bias, is_gated=is_gated, **adapter)
 
 
 def route(

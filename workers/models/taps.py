@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from quire.workers.layers.norm import Norm, make_norm
+from quire.workers.layers.unadded import Unadded
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.decoder import CausalLM
 from quire.workers.models.language_model import LanguageModel
@@ -24,7 +25,7 @@ class Tapped:
         self._block, self._norm, self._out = block, norm, out
 
     def __call__(self, x: Any, residual: torch.Tensor, *rest: object) -> tuple[Any, torch.Tensor]:
-        if isinstance(x, torch.Tensor | Partial):  # else there is nothing to add, or fusion.py's kernel has added it
+        if isinstance(x, torch.Tensor | Partial | Unadded):  # else there is nothing to add, or fusion.py's kernel has added it
             self._norm.add(x, residual)  # type: ignore[arg-type]  # a norm's `add` looks at it
             x = None
         self._out[: len(residual)].copy_(residual)

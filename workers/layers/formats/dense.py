@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from quire.workers.layers import ops
+from quire.workers.layers.adapter import Adapter
 from quire.workers.layers.formats.activations import RoundedInputs
 from quire.workers.layers.formats.format import Format, WeightFormat, WeightShard, checkpoint_prefix, fill_shard
 from quire.workers.layers.module import new_parameter
 from quire.workers.layers.norm import Norm
+from quire.workers.layers.unadded import Unadded, settled
 from quire.workers.loading.quantized.packed_weight import PackedWeight
 from quire.workers.loading.weight_loader import WeightLoader, copied_rows
 from quire.workers.shard import Shard
@@ -97,10 +100,32 @@ class Dense(Unquantized):
             return ops.linear_split_k(x, self.weight, self.bias)
         return ops.linear(x, self.weight, self.bias)
 
+    def _fuses(self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm) -> bool:
+        is_split_k = x is not None and x.dim() == 3  # a quantized product may be partial sums for one row, too
+        return norm.is_plain and not is_split_k and ops.fuses_norm(residual, self.weight)
+
     def normed(
         self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, is_gated: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        is_split_k = x is not None and x.dim() == 3  # a quantized product may be partial sums for one row, too
-        if norm.is_plain and not is_split_k and ops.fuses_norm(residual, self.weight):
+        if self._fuses(x, residual, norm):
             return ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, is_gated)
         return super().normed(x, residual, norm, is_gated)
+
+    def shrinking(
+        self, x: torch.Tensor, adapter: Adapter, out: torch.Tensor | None = None, *, splits_k: bool = False
+    ) -> tuple[torch.Tensor, Any]:
+        shrink = adapter.beside(x)
+        both = shrink and ops.shrinking_linear(x, self.weight, self.bias, out, shrink, splits_k)
+        return both or super().shrinking(x, adapter, out, splits_k=splits_k)
+
+    def normed_shrinking(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, adapter: Adapter
+    ) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        shrink = adapter.beside(residual)
+        bare = x.x if isinstance(x, Unadded) else x
+        if shrink is None or shrink.a.dtype != residual.dtype or not self._fuses(bare, residual, norm):
+            return super().normed_shrinking(x, residual, norm, adapter)
+        x = None if x is None else settled(x)  # each of the kernel's programs would have to add it to the whole row
+        h = shrink.new_h(1)
+        y, total = ops.norm_linear(x, residual, norm.weight, norm.eps, self.weight, self.bias, shrink=shrink, h=h)
+        return y, h, total

@@ -5,6 +5,7 @@
     split_k    y, only to be passed to a norm's `add`: S partial sums over K, [S, T, out], where that is faster
     normed     y of norm(residual + x), and residual + x
     behind_silu    split_k of silu(first half of x) · second half, for formats that fuse just that
+    shrinking, normed_shrinking    product or split_k, and product of a norm, beside the first half of an adapter
 
 A format implements `product`, and those of the others that it can fuse; the base class makes them of `product`. An adapter or a
 sum over ranks around a format offers the same products (layers/linear.py). Callers do not ask which format a layer has.
@@ -12,11 +13,12 @@ sum over ranks around a format offers the same products (layers/linear.py). Call
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from quire.workers.layers import ops
+from quire.workers.layers.adapter import Adapter
 from quire.workers.layers.module import WeightOwner, fill_cut
 from quire.workers.layers.norm import Norm
 from quire.workers.loading.quantized.packed_weight import NOT_QUANTIZED
@@ -55,6 +57,20 @@ class Format:
         """(y of norm(residual + x), gated if is_gated; residual + x). x None: no addition. The residual may change in place."""
         h = norm(residual) if x is None else norm.add(x, residual)
         return self.gated(h) if is_gated else self.product(h), residual
+
+    def shrinking(
+        self, x: torch.Tensor, adapter: Adapter, out: torch.Tensor | None = None, *, splits_k: bool = False
+    ) -> tuple[torch.Tensor, Any]:
+        """(`product`, or `split_k` if splits_k; what `adapter.expand` needs of the same x)."""
+        h = adapter.shrink(x)
+        return self.split_k(x) if splits_k else self.product(x, out), h
+
+    def normed_shrinking(
+        self, x: torch.Tensor | None, residual: torch.Tensor, norm: Norm, adapter: Adapter
+    ) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """(`product` of norm(residual + x), what `adapter.expand` needs, residual + x); as `normed`."""
+        normed = norm(residual) if x is None else norm.add(x, residual)
+        return *self.shrinking(normed, adapter), residual
 
 
 class WeightShard(NamedTuple):
