@@ -13,7 +13,7 @@ import numpy as np
 from quire.frontend.client.late import LateIds, maxsim
 from quire.frontend.client.pooling import Ids, PoolClient, PooledResults, as_arrays, pool, tokenized
 from quire.frontend.client.stream import InvalidRequest, TooLong
-from quire.frontend.client.turns import in_native_thread, in_thread
+from quire.frontend.client.turns import if_many, in_native_thread, in_thread
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.pooling import PoolingInfo, PoolingParams
 from quire.ipc.step.late_queries import MAX_QUERY_BYTES
@@ -74,7 +74,7 @@ async def score_pairs(
         return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
     ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)
     results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
-    return Scores(np.concatenate(results.data), ids, results)
+    return Scores(await if_many(len(ids), np.concatenate, results.data), ids, results)
 
 
 async def pair_prompts(
@@ -84,7 +84,8 @@ async def pair_prompts(
     limits, tokenizer = client.welcome.limits, client.tokenizer
     longest = limits.max_model_len if keep in (None, -1) else min(keep or 0, limits.max_model_len)
     chars = (longest + 1) * tokenizer.max_token_chars
-    if tokenizer.keeps_characters and max(len(text) for pair in pairs for text in pair) > chars:
+    longest_text = await if_many(len(pairs), lambda: max(max(len(first), len(second)) for first, second in pairs))
+    if tokenizer.keeps_characters and longest_text > chars:
         if keep is None:
             raise TooLong(f"a text of a pair has more characters than {longest} tokens can hold; {limits.too_long}")
         pairs = [(first[:chars], second[:chars]) for first, second in pairs]  # no more is tokenized than is kept
@@ -106,7 +107,8 @@ async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instru
         if instruction is not None:
             raise InvalidRequest("instruction: this model has no template that takes one")
         return await in_native_thread(lambda: as_arrays(client.tokenizer.encode_pairs(pairs)))
-    texts = [info.score_template.prompt(query, document, instruction) for query, document in pairs]
+    make = info.score_template.prompt
+    texts = await if_many(len(pairs), lambda: [make(query, document, instruction) for query, document in pairs])
     return await tokenized(client, texts, add_special_tokens=False, keep=None)
 
 
@@ -157,13 +159,13 @@ async def _cut_pair(client: PoolClient, pair: tuple[str, str], surplus: int, lon
 async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]) -> Scores:
     """Cosines of the vectors, or their products if the checkpoint says so; each text's vector is made once."""
     info = client.welcome.limits.pooling
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    texts = await if_many(len(pairs), lambda: list(dict.fromkeys(text for pair in pairs for text in pair)))
     ids = await tokenized(client, texts, keep=keep)
     use = None if info is not None and info.similarity_fn_name == "dot" else True
     results = await pool(client, ids, PoolingParams(task="embed", use_activation=use), **how)
-    vectors = dict(zip(texts, results.data, strict=True))
 
     def products() -> np.ndarray:
+        vectors = dict(zip(texts, results.data, strict=True))
         return np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
 
     return Scores(await in_thread(products), [], results)
@@ -174,7 +176,7 @@ async def _by_token_vectors(
 ) -> Scores:
     """MaxSim of the vectors of tokens. A query is computed once; its vectors go to the engine with each of its documents, of
     which one number comes back. Where a query has more vectors than a request may bring, those of documents come here."""
-    queries, documents = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
+    queries, documents = await if_many(len(pairs), lambda: [list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True)])
     rows = await tokenized(client, queries, keep=keep, is_query=True), await tokenized(client, documents, keep=keep)
     params = PoolingParams(task="token_embed")
     found = await pool(client, rows[0], params, **how)
@@ -183,11 +185,15 @@ async def _by_token_vectors(
         rest = await pool(client, rows[1], params, **how)
         of_document = dict(zip(documents, rest.data, strict=True))
         return Scores(await in_native_thread(lambda: _maxsims(pairs, of_query, of_document)), [], _both(found, rest))
-    wanted = list(dict.fromkeys(pairs))
-    compared = await in_thread(_compared, wanted, dict(zip(documents, rows[1], strict=True)), of_query)
+    wanted = await if_many(len(pairs), lambda: list(dict.fromkeys(pairs)))
+    compared = await in_thread(lambda: _compared(wanted, dict(zip(documents, rows[1], strict=True)), of_query))
     rest = await pool(client, compared, params, **how)
-    scores = dict(zip(wanted, rest.data, strict=True))
-    return Scores(np.concatenate([scores[pair] for pair in pairs]), [], _both(found, rest))
+
+    def by_pair() -> np.ndarray:
+        scores = dict(zip(wanted, rest.data, strict=True))
+        return np.concatenate([scores[pair] for pair in pairs])
+
+    return Scores(await if_many(len(pairs), by_pair), [], _both(found, rest))
 
 
 def _compared(pairs: Sequence[tuple[str, str]], ids: Mapping[str, Ids], of_query: Vectors) -> list[Ids]:
