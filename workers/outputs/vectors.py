@@ -74,7 +74,8 @@ def pooled_rows(rows: list[int], arrays: list[np.ndarray]) -> PooledRows:
 
 
 def _message(rows: list[int], shapes: list[tuple[int, ...]], values: np.ndarray) -> PooledRows:
-    return PooledRows(np.asarray(rows, np.int32).tobytes(), np.array(shapes, np.int32).tobytes(), values.tobytes())
+    data = np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
+    return PooledRows(np.asarray(rows, np.int32).tobytes(), np.array(shapes, np.int32).tobytes(), data)
 
 
 class Vectors(Output):
