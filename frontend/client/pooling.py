@@ -79,6 +79,10 @@ class PooledState:
             self.num_open = 0
             self._end()
 
+    def drop_results(self) -> None:
+        """They have been used, and the counts are still needed."""
+        self._parts = []
+
     def _end(self) -> None:
         self.metrics.finished_time = time.time()
         if self._ended is not None and not self._ended.done():

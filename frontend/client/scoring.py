@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire.frontend.client.late import LateIds, maxsim
+from quire.frontend.client.mode_scores import mode_scores
 from quire.frontend.client.pooling import Ids, PoolClient, PooledResults, as_arrays, pool, tokenized
 from quire.frontend.client.stream import InvalidRequest, TooLong
 from quire.frontend.client.turns import if_many, in_native_thread, in_thread
@@ -61,19 +62,25 @@ async def score_pairs(
     *,
     keep: int | None = None,
     instruction: str | None = None,
+    weights: Sequence[float] | None = None,
     **how: Any,
 ) -> Scores:
-    """Scores of pairs, in order. keep: cut prompts to so many ids (-1: to what fits). how: as for `pool`. Raises
-    ClientErrors."""
+    """Scores of pairs, in order. keep: cut prompts to so many ids (-1: to what fits). weights: as for `mode_scores`; None: a
+    model with vectors of texts compares these. how: as for `pool`. Raises ClientErrors."""
     limits = client.welcome.limits
+    if weights is not None:
+        scores, results = await mode_scores(client, pairs, weights, keep, how)
+        return Scores(scores, [], results)
     use = params.use_activation if params is not None else None
     if not check_scores(limits.pooling, limits.tasks):
         if instruction is not None:
             raise InvalidRequest("instruction: this model compares vectors of texts, without a template that takes one")
         of_tokens = limits.pooling is not None and limits.pooling.late is not None
-        return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
+        size = params.dimensions if params is not None else None
+        return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, size, how)
     ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)
-    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
+    own = PoolingParams(task="classify", use_activation=use, dimensions=params.dimensions if params is not None else None)
+    results = await pool(client, ids, own, **how)
     return Scores(await if_many(len(ids), np.concatenate, results.data), ids, results)
 
 
@@ -156,13 +163,15 @@ async def _cut_pair(client: PoolClient, pair: tuple[str, str], surplus: int, lon
         surplus = max(len(row) - longest, 1)
 
 
-async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]) -> Scores:
+async def _by_similarity(
+    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, size: int | None, how: dict[str, Any]
+) -> Scores:
     """Cosines of the vectors, or their products if the checkpoint says so; each text's vector is made once."""
     info = client.welcome.limits.pooling
     texts = await if_many(len(pairs), lambda: list(dict.fromkeys(text for pair in pairs for text in pair)))
     ids = await tokenized(client, texts, keep=keep)
     use = None if info is not None and info.similarity_fn_name == "dot" else True
-    results = await pool(client, ids, PoolingParams(task="embed", use_activation=use), **how)
+    results = await pool(client, ids, PoolingParams(task="embed", use_activation=use, dimensions=size), **how)
 
     def products() -> np.ndarray:
         vectors = dict(zip(texts, results.data, strict=True))
@@ -172,13 +181,13 @@ async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], k
 
 
 async def _by_token_vectors(
-    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]
+    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, size: int | None, how: dict[str, Any]
 ) -> Scores:
     """MaxSim of the vectors of tokens. A query is computed once; its vectors go to the engine with each of its documents, of
     which one number comes back. Where a query has more vectors than a request may bring, those of documents come here."""
     queries, documents = await if_many(len(pairs), lambda: [list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True)])
     rows = await tokenized(client, queries, keep=keep, is_query=True), await tokenized(client, documents, keep=keep)
-    params = PoolingParams(task="token_embed")
+    params = PoolingParams(task="token_embed", dimensions=size)
     found = await pool(client, rows[0], params, **how)
     of_query = dict(zip(queries, found.data, strict=True))
     if max(vectors.nbytes for vectors in found.data) > MAX_QUERY_BYTES:

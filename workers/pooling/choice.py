@@ -145,8 +145,8 @@ def _embedder(fields: Json, plain: Json, model_dir: Path, modules: Modules, runn
         default_prompt_name=modules.default_prompt_name,
         skips_prompts=not modules.include_prompt and pooling_type != "LAST",
     )
-    spec, about = PoolingSpec(generates=runner == "generate"), {"dense": modules.dense, "poolings": poolings}
-    return PoolingChoice(plain, spec, info, folder=model_dir, **about)
+    spec = PoolingSpec(generates=runner == "generate")
+    return PoolingChoice(plain, spec, info, dense=modules.dense, folder=model_dir, poolings=poolings)
 
 
 def _classifier(

@@ -29,8 +29,8 @@ class Chunks(NamedTuple):
     @classmethod
     def of_rows(cls, prefill: np.ndarray, rows: np.ndarray, skips_prompts: bool = False) -> "Chunks":
         """prefill: these rows of a plan's section; copied, as the plan's place in the ring is given back."""
-        columns = (prefill[name].copy() for name in ("slot", "start", "length", "flags"))
-        return cls(rows, *columns, np.maximum(prefill["next_token"], 0) * skips_prompts)
+        slots, starts, lengths, flags = (prefill[name].copy() for name in ("slot", "start", "length", "flags"))
+        return cls(rows, slots, starts, lengths, flags, np.maximum(prefill["next_token"], 0) * skips_prompts)
 
     def tokens(self, query_start: torch.Tensor) -> torch.Tensor:
         """int64 [all tokens of these chunks]: their indices among the step's tokens. query_start: each row's first."""

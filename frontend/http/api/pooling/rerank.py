@@ -31,6 +31,7 @@ class RerankRequest(PoolFields, kw_only=True):
     max_tokens_per_query: Int64 | None = None
     max_tokens_per_doc: Int64 | None = None
     instruction: str | None = None
+    weights_for_different_modes: list[float] | None = None
     texts: list[str] | None = None
     raw_scores: bool | None = None
     return_text: bool | None = None
@@ -82,9 +83,10 @@ async def rerank(services: Services, request: Request, response: Response) -> No
     query, cut = await _cut(services, query, documents, body)
     keep = kept(body) or (-1 if body.truncate else None)
     use = False if body.raw_scores else body.uses_activation
-    params, run = params_of(task=None, use_activation=use), PoolRun(services, request, body, "rerank")
+    params = params_of(task=None, use_activation=use, dimensions=body.dimensions)
+    run, weights = PoolRun(services, request, body, "rerank"), body.weights_for_different_modes
     pairs = await if_many(len(cut), paired, [query], cut)
-    scores = await run.score(pairs, params, keep=keep, instruction=body.instruction)
+    scores = await run.score(pairs, params, keep=keep, instruction=body.instruction, weights=weights)
     values = scores.scores.tolist()
     order = np.argsort(-scores.scores, kind="stable")[: body.top_n or None].tolist()
     if body.texts is not None:

@@ -28,6 +28,7 @@ class ScoreRequest(PoolFields, kw_only=True):
     data_1: str | list[str] | None = None
     data_2: str | list[str] | None = None
     instruction: str | None = None
+    weights_for_different_modes: list[float] | None = None
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -56,9 +57,12 @@ async def score(services: Services, request: Request, response: Response) -> Non
     second = await _side(body, "text_2", "documents", "data_2")
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must hold one text, or as many as text_2: got {len(first)} and {len(second)}", "text_1")
-    params, run = params_of(task=None, use_activation=body.uses_activation), PoolRun(services, request, body, "score")
+    params = params_of(task=None, use_activation=body.uses_activation, dimensions=body.dimensions)
+    run = PoolRun(services, request, body, "score")
     pairs = await if_many(len(second), paired, first, second)
-    scores = await run.score(pairs, params, keep=kept(body), instruction=body.instruction)
+    scores = await run.score(
+        pairs, params, keep=kept(body), instruction=body.instruction, weights=body.weights_for_different_modes
+    )
 
     def items() -> Iterator[Score]:
         return (Score(i, value) for i, value in enumerate(scores.scores.tolist()))
