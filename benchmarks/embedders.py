@@ -35,9 +35,11 @@ PARTS = (*TEXTS, "reranker", "http")
 ALONE = 30  # runs of one text, of which the median counts
 CEILING_TOKENS = 16384
 QUERIES, DOCUMENTS, DOCUMENT_TOKENS = 8, 100, 300
-BEFORE = ('<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. '
-          'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, '
-          "retrieve relevant passages that answer the query\n<Query>: {}\n<Document>: ")  # fmt: skip
+BEFORE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, '
+    "retrieve relevant passages that answer the query\n<Query>: {}\n<Document>: "
+)
 BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 

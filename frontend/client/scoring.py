@@ -5,7 +5,7 @@ vectors, or of their tokens' vectors.
 otherwise the tokenizer joins the two texts as its files say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,12 @@ from quire.ipc.pooling import PoolingInfo, PoolingParams
 from quire.ipc.step.late_queries import MAX_QUERY_BYTES
 
 Vectors = Mapping[str, np.ndarray]  # of texts
+# of vectors as the model makes them, by sentence-transformers' names; a cosine is the product of normalized ones
+_SIMILARITIES: Mapping[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "dot": np.dot,
+    "euclidean": lambda a, b: -np.linalg.norm(a - b),
+    "manhattan": lambda a, b: -np.abs(a - b).sum(),
+}
 
 
 class Scores(NamedTuple):
@@ -166,16 +172,17 @@ async def _cut_pair(client: PoolClient, pair: tuple[str, str], surplus: int, lon
 async def _by_similarity(
     client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, size: int | None, how: dict[str, Any]
 ) -> Scores:
-    """Cosines of the vectors, or their products if the checkpoint says so; each text's vector is made once."""
+    """Cosines of the vectors, or as the checkpoint's similarity_fn_name says; each text's vector is made once."""
     info = client.welcome.limits.pooling
     texts = await if_many(len(pairs), lambda: list(dict.fromkeys(text for pair in pairs for text in pair)))
     ids = await tokenized(client, texts, keep=keep)
-    use = None if info is not None and info.similarity_fn_name == "dot" else True
+    kind = "cosine" if info is None else info.similarity_fn_name
+    use, similarity = (None, _SIMILARITIES[kind]) if kind in _SIMILARITIES else (True, np.dot)
     results = await pool(client, ids, PoolingParams(task="embed", use_activation=use, dimensions=size), **how)
 
     def products() -> np.ndarray:
         vectors = dict(zip(texts, results.data, strict=True))
-        return np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
+        return np.array([similarity(vectors[a], vectors[b]) for a, b in pairs], np.float32)
 
     return Scores(await in_thread(products), [], results)
 

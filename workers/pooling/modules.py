@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 from quire.ipc.pooling import PoolingType
 from quire.workers.models.config import ModelConfigError
-from quire.workers.pooling.sentence_transformers import DenseStage, Mode, PoolingConfigError, read_dense, read_pooling
+from quire.workers.pooling.sentence_transformers import (
+    SIMILARITIES,
+    DenseStage,
+    Mode,
+    PoolingConfigError,
+    read_dense,
+    read_pooling,
+)
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 TYPES: dict[Mode, PoolingType] = {
@@ -94,9 +101,11 @@ def _prompts(fields: Any) -> Modules:
     prompts = fields.get("prompts") if isinstance(fields, dict) else None
     prompts = {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
     default = fields.get("default_prompt_name") if isinstance(fields, dict) else None
-    similarity = fields.get("similarity_fn_name") if isinstance(fields, dict) else None
+    similarity = str((fields.get("similarity_fn_name") if isinstance(fields, dict) else None) or "cosine").lower()
+    if similarity not in SIMILARITIES:
+        raise ModelConfigError(f"{SETTINGS}: similarity_fn_name {similarity!r:.40} is not supported")
     return Modules(
         prompts=prompts,
         default_prompt_name=default if isinstance(default, str) and default in prompts else None,
-        similarity_fn_name=similarity if isinstance(similarity, str) else "cosine",
+        similarity_fn_name=similarity,
     )

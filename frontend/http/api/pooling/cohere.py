@@ -17,7 +17,7 @@ from quire.frontend.http.api.pooling.run import PoolRun, params_of
 from quire.frontend.http.api.pooling.vectors import AT_ONCE
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.ipc.pooling import PoolingInfo
+from quire.ipc.pooling import PoolingInfo, check_pooling
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary")
 _INPUT_TYPES = {  # names under which a checkpoint may have a prompt for it
@@ -80,6 +80,10 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     _truncation(body)
     names = {"dimensions": "output_dimension"}
     params = params_of(names, task="embed", use_activation=True, dimensions=body.output_dimension)
+    try:
+        check_pooling(params, info, services.limits.tasks)
+    except ValueError as error:
+        raise invalid(str(error).replace("dimensions", "output_dimension", 1), "output_dimension") from None
     run = PoolRun(services, request, body, "embd")
     results = await run.pool(await ids_of(services, texts, body, _prompt(info, body.input_type)), params)
     if len(results.data[0]) % 8 and {"binary", "ubinary"} & set(types):
