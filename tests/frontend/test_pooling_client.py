@@ -13,6 +13,7 @@ from loop_gap import MOST_S, LoopGap
 
 from quire.frontend.client import pooling
 from quire.frontend.client.pooling import MOST_AT_ONCE, PooledState, pool
+from quire.frontend.client.scoring import score_pairs
 from quire.frontend.client.stream import Overloaded
 from quire.frontend.http.api.bodies.json_pieces import pieces
 from quire.frontend.http.api.pooling.vectors import AT_ONCE, VectorFormat, numbers, sparse_json
@@ -181,3 +182,27 @@ def test_the_bound_is_below_what_a_queue_holds():
     from quire.ipc.config import EngineConfig
 
     assert EngineConfig().max_num_waiting // 2 >= pooling.MOST_AT_ONCE * MAX_INPUTS
+
+
+@pytest.mark.parametrize(("name", "expected"), [("euclidean", [-5.0, 0.0]), ("manhattan", [-7.0, 0.0]), ("dot", [12.0, 25.0])])
+def test_texts_are_compared_as_the_checkpoint_says(name, expected):
+    """By vectors that are not normalized."""
+    by_length = {1: [0, 0], 2: [4, 3], 3: [0, 4]}
+
+    async def main() -> None:
+        client = Vectors()
+        info = PoolingInfo(["embed"], "MEAN", embedding_size=2, similarity_fn_name=name)
+        client.welcome = msgspec.structs.replace(client.welcome, limits=EngineLimits(64, 300, 8, 20, pooling=info))
+
+        def submit_pool(prompts, params, **more) -> PooledState:
+            assert params.use_activation is None
+            state = PooledState(1, "", [len(prompt) for prompt in prompts], 0.0)
+            for child, prompt in enumerate(prompts):
+                state.take(child, np.array(by_length[len(prompt)], np.float32), 0, True, 0)
+            return state
+
+        client.submit_pool = submit_pool
+        other = "bbb" if name == "dot" else "a"
+        assert (await score_pairs(client, [("aa", other), ("aa", "aa")])).scores.tolist() == expected
+
+    asyncio.run(main())

@@ -208,6 +208,7 @@ def test_sentence_transformers_files_say_how_to_pool():
     [
         (lambda: as_sentence_transformer("qwen3", "median_tokens"), {}, "no pooling is not supported"),
         (lambda: as_sentence_transformer("qwen3", modules=("Pooling", "Dense")), {}, "lacks in_features"),
+        (lambda: as_sentence_transformer("qwen3", similarity_fn_name="odd"), {}, "similarity_fn_name 'odd'"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "convert": "none"}, "--convert embed makes it an embedder"),
         (lambda: tiny_model("qwen3"), {"convert": "classify"}, "has no head of labels"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "pooler_config": {"pooling_type": "MAX"}}, "CLS, LAST, MEAN"),
