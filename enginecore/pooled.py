@@ -22,6 +22,9 @@ def pooled_messages(result: PooledRows, targets: Mapping[int, SideTarget], epoch
     data = np.frombuffer(result.data, np.float32)
     ends = np.cumsum(np.where(shapes[:, 0] == VECTOR, 1, shapes[:, 0]) * shapes[:, 1])
     parts = dict(zip(rows, zip(shapes.tolist(), np.split(data, ends[:-1]), strict=True), strict=True))
+    if rows and targets.keys() >= set(rows) and len({targets[row].owner for row in rows}) == 1 and np.isfinite(data).all():
+        columns = _columns(rows, shapes, targets)
+        return [(targets[rows[0]].owner, Pooled(epoch, *columns, result.data))]  # nothing is copied
     by_owner: dict[int, list[int]] = {}
     for row in rows:
         if row in targets:
@@ -38,12 +41,16 @@ def pooled_messages(result: PooledRows, targets: Mapping[int, SideTarget], epoch
 def _pooled(
     rows: list[int], parts: Mapping[int, tuple[list[int], np.ndarray]], targets: Mapping[int, SideTarget], epoch: int
 ) -> Pooled:
+    columns = _columns(rows, np.array([parts[row][0] for row in rows], np.int32), targets)
+    return Pooled(epoch, *columns, np.concatenate([parts[row][1] for row in rows]).data.cast("B"))
+
+
+def _columns(rows: list[int], shapes: np.ndarray, targets: Mapping[int, SideTarget]) -> tuple[bytes, bytes, bytes]:
+    """keys, shapes and cached of a Pooled. shapes: int32 [n, 2]."""
     mine = [targets[row] for row in rows]
-    shapes = [(*parts[row][0], target.start, target.is_last) for row, target in zip(rows, mine, strict=True)]
-    return Pooled(
-        epoch,
+    more = np.array([(target.start, target.is_last) for target in mine], np.int32)
+    return (
         np.array([target.key for target in mine], np.int64).tobytes(),
-        np.array(shapes, np.int32).tobytes(),
+        np.concatenate([shapes, more], 1).tobytes(),
         np.array([target.num_cached for target in mine], np.int32).tobytes(),
-        np.concatenate([parts[row][1] for row in rows]).tobytes(),
     )

@@ -99,6 +99,7 @@ _ALL: dict[str, dict[str, Note]] = {
         "data_1": Note("another name of text_1"),
         "data_2": Note("another name of text_2"),
         "instruction": Note("for a reranker with a template that takes one", "the template's"),
+        "weights_for_different_modes": Note("of BGE-M3: three weights, of dense, sparse and token vectors", "dense alone"),
     },
     "ScoreResponse": _ANSWER,
     "Score": {
@@ -115,6 +116,7 @@ _ALL: dict[str, dict[str, Note]] = {
         "max_tokens_per_query": Note("cut the query to so many tokens; 0: no limit", "0"),
         "max_tokens_per_doc": Note("cut documents to so many tokens; 0: no limit", "0"),
         "instruction": Note("for a reranker with a template that takes one", "the template's"),
+        "weights_for_different_modes": Note("of BGE-M3: three weights, of dense, sparse and token vectors", "dense alone"),
         "texts": Note("in the place of documents: the answer is text-embeddings-inference's list of index and score"),
         "raw_scores": Note("without the model's activation", "false"),
         "return_text": Note("with texts: their texts", "false"),

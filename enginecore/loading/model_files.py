@@ -171,7 +171,8 @@ def model_summary(
         vocab_size = checked_vocabulary(_positive(config, "vocab_size"))
         max_model_len = checked_context(stretched_context(config, _positive(config, "max_position_embeddings")))
         if is_encoder(config):
-            max_model_len = min(longest_text(config, max_model_len), max_seq_length(model_dir) or max_model_len)
+            max_model_len = longest_text(config, max_model_len)
+        max_model_len = min(max_model_len, max_seq_length(model_dir) or max_model_len)
     except ValueError as error:
         raise ModelFilesError(str(error)) from None
     return ModelSummary(

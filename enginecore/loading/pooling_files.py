@@ -43,7 +43,8 @@ def module_folders(folder: Path) -> list[str]:
 
 
 def max_seq_length(folder: Path) -> int | None:
-    """Most tokens of a text, as sentence-transformers' file says it; None if there is none."""
+    """Most tokens of a text, as sentence-transformers' file beside modules.json says it, or beside an encoder; None if there
+    is none."""
     value = _object(folder / LENGTHS).get("max_seq_length")
     return value if type(value) is int and value > 0 else None
 

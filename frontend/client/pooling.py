@@ -79,6 +79,10 @@ class PooledState:
             self.num_open = 0
             self._end()
 
+    def drop_results(self) -> None:
+        """They have been used, and the counts are still needed."""
+        self._parts = []
+
     def _end(self) -> None:
         self.metrics.finished_time = time.time()
         if self._ended is not None and not self._ended.done():
@@ -169,9 +173,16 @@ async def pool(
             if len(prompts) > MAX_INPUTS:
                 waiting.add(states[-1].results())
         await waiting.until_fewer_than(1)
-        found = [result for state in states for result in await state.results()]
-        both, info = zip(prompts, cut.vectors(found), strict=True), client.welcome.limits.pooling
-        data = [used_rows(prompt, result, info) for prompt, result in both]
+        found, data = list[np.ndarray](), list[np.ndarray]()
+        for state in states:
+            found += await state.results()
+            if part_of_turn.is_over:
+                await part_of_turn.next()
+        info = client.welcome.limits.pooling
+        for i, (prompt, result) in enumerate(zip(prompts, cut.vectors(found), strict=True)):
+            data.append(used_rows(prompt, result, info))
+            if not i % MAX_INPUTS and part_of_turn.is_over:
+                await part_of_turn.next()
         return PooledResults(data, cut.sums([n for state in states for n in state.num_cached]), states)
     finally:
         waiting.cancel()

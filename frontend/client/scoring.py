@@ -5,20 +5,27 @@ vectors, or of their tokens' vectors.
 otherwise the tokenizer joins the two texts as its files say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire.frontend.client.late import LateIds, maxsim
+from quire.frontend.client.mode_scores import mode_scores
 from quire.frontend.client.pooling import Ids, PoolClient, PooledResults, as_arrays, pool, tokenized
 from quire.frontend.client.stream import InvalidRequest, TooLong
-from quire.frontend.client.turns import in_native_thread, in_thread
+from quire.frontend.client.turns import if_many, in_native_thread, in_thread
 from quire.frontend.text.tokenizer import Tokenizer
 from quire.ipc.pooling import PoolingInfo, PoolingParams
 from quire.ipc.step.late_queries import MAX_QUERY_BYTES
 
 Vectors = Mapping[str, np.ndarray]  # of texts
+# of vectors as the model makes them, by sentence-transformers' names; a cosine is the product of normalized ones
+_SIMILARITIES: Mapping[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+    "dot": np.dot,
+    "euclidean": lambda a, b: -np.linalg.norm(a - b),
+    "manhattan": lambda a, b: -np.abs(a - b).sum(),
+}
 
 
 class Scores(NamedTuple):
@@ -61,20 +68,26 @@ async def score_pairs(
     *,
     keep: int | None = None,
     instruction: str | None = None,
+    weights: Sequence[float] | None = None,
     **how: Any,
 ) -> Scores:
-    """Scores of pairs, in order. keep: cut prompts to so many ids (-1: to what fits). how: as for `pool`. Raises
-    ClientErrors."""
+    """Scores of pairs, in order. keep: cut prompts to so many ids (-1: to what fits). weights: as for `mode_scores`; None: a
+    model with vectors of texts compares these. how: as for `pool`. Raises ClientErrors."""
     limits = client.welcome.limits
+    if weights is not None:
+        scores, results = await mode_scores(client, pairs, weights, keep, how)
+        return Scores(scores, [], results)
     use = params.use_activation if params is not None else None
     if not check_scores(limits.pooling, limits.tasks):
         if instruction is not None:
             raise InvalidRequest("instruction: this model compares vectors of texts, without a template that takes one")
         of_tokens = limits.pooling is not None and limits.pooling.late is not None
-        return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, how)
+        size = params.dimensions if params is not None else None
+        return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, size, how)
     ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)
-    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use), **how)
-    return Scores(np.concatenate(results.data), ids, results)
+    own = PoolingParams(task="classify", use_activation=use, dimensions=params.dimensions if params is not None else None)
+    results = await pool(client, ids, own, **how)
+    return Scores(await if_many(len(ids), np.concatenate, results.data), ids, results)
 
 
 async def pair_prompts(
@@ -84,7 +97,8 @@ async def pair_prompts(
     limits, tokenizer = client.welcome.limits, client.tokenizer
     longest = limits.max_model_len if keep in (None, -1) else min(keep or 0, limits.max_model_len)
     chars = (longest + 1) * tokenizer.max_token_chars
-    if tokenizer.keeps_characters and max(len(text) for pair in pairs for text in pair) > chars:
+    longest_text = await if_many(len(pairs), lambda: max(max(len(first), len(second)) for first, second in pairs))
+    if tokenizer.keeps_characters and longest_text > chars:
         if keep is None:
             raise TooLong(f"a text of a pair has more characters than {longest} tokens can hold; {limits.too_long}")
         pairs = [(first[:chars], second[:chars]) for first, second in pairs]  # no more is tokenized than is kept
@@ -106,7 +120,8 @@ async def _pair_ids(client: PoolClient, pairs: Sequence[tuple[str, str]], instru
         if instruction is not None:
             raise InvalidRequest("instruction: this model has no template that takes one")
         return await in_native_thread(lambda: as_arrays(client.tokenizer.encode_pairs(pairs)))
-    texts = [info.score_template.prompt(query, document, instruction) for query, document in pairs]
+    make = info.score_template.prompt
+    texts = await if_many(len(pairs), lambda: [make(query, document, instruction) for query, document in pairs])
     return await tokenized(client, texts, add_special_tokens=False, keep=None)
 
 
@@ -154,40 +169,47 @@ async def _cut_pair(client: PoolClient, pair: tuple[str, str], surplus: int, lon
         surplus = max(len(row) - longest, 1)
 
 
-async def _by_similarity(client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]) -> Scores:
-    """Cosines of the vectors, or their products if the checkpoint says so; each text's vector is made once."""
+async def _by_similarity(
+    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, size: int | None, how: dict[str, Any]
+) -> Scores:
+    """Cosines of the vectors, or as the checkpoint's similarity_fn_name says; each text's vector is made once."""
     info = client.welcome.limits.pooling
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    texts = await if_many(len(pairs), lambda: list(dict.fromkeys(text for pair in pairs for text in pair)))
     ids = await tokenized(client, texts, keep=keep)
-    use = None if info is not None and info.similarity_fn_name == "dot" else True
-    results = await pool(client, ids, PoolingParams(task="embed", use_activation=use), **how)
-    vectors = dict(zip(texts, results.data, strict=True))
+    kind = "cosine" if info is None else info.similarity_fn_name
+    use, similarity = (None, _SIMILARITIES[kind]) if kind in _SIMILARITIES else (True, np.dot)
+    results = await pool(client, ids, PoolingParams(task="embed", use_activation=use, dimensions=size), **how)
 
     def products() -> np.ndarray:
-        return np.array([np.dot(vectors[a], vectors[b]) for a, b in pairs], np.float32)
+        vectors = dict(zip(texts, results.data, strict=True))
+        return np.array([similarity(vectors[a], vectors[b]) for a, b in pairs], np.float32)
 
     return Scores(await in_thread(products), [], results)
 
 
 async def _by_token_vectors(
-    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, how: dict[str, Any]
+    client: PoolClient, pairs: Sequence[tuple[str, str]], keep: int | None, size: int | None, how: dict[str, Any]
 ) -> Scores:
     """MaxSim of the vectors of tokens. A query is computed once; its vectors go to the engine with each of its documents, of
     which one number comes back. Where a query has more vectors than a request may bring, those of documents come here."""
-    queries, documents = (list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True))
+    queries, documents = await if_many(len(pairs), lambda: [list(dict.fromkeys(texts)) for texts in zip(*pairs, strict=True)])
     rows = await tokenized(client, queries, keep=keep, is_query=True), await tokenized(client, documents, keep=keep)
-    params = PoolingParams(task="token_embed")
+    params = PoolingParams(task="token_embed", dimensions=size)
     found = await pool(client, rows[0], params, **how)
     of_query = dict(zip(queries, found.data, strict=True))
     if max(vectors.nbytes for vectors in found.data) > MAX_QUERY_BYTES:
         rest = await pool(client, rows[1], params, **how)
         of_document = dict(zip(documents, rest.data, strict=True))
         return Scores(await in_native_thread(lambda: _maxsims(pairs, of_query, of_document)), [], _both(found, rest))
-    wanted = list(dict.fromkeys(pairs))
-    compared = await in_thread(_compared, wanted, dict(zip(documents, rows[1], strict=True)), of_query)
+    wanted = await if_many(len(pairs), lambda: list(dict.fromkeys(pairs)))
+    compared = await in_thread(lambda: _compared(wanted, dict(zip(documents, rows[1], strict=True)), of_query))
     rest = await pool(client, compared, params, **how)
-    scores = dict(zip(wanted, rest.data, strict=True))
-    return Scores(np.concatenate([scores[pair] for pair in pairs]), [], _both(found, rest))
+
+    def by_pair() -> np.ndarray:
+        scores = dict(zip(wanted, rest.data, strict=True))
+        return np.concatenate([scores[pair] for pair in pairs])
+
+    return Scores(await if_many(len(pairs), by_pair), [], _both(found, rest))
 
 
 def _compared(pairs: Sequence[tuple[str, str]], ids: Mapping[str, Ids], of_query: Vectors) -> list[Ids]:

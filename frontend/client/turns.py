@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 SLICE_S = 2e-3
+MANY = 2048  # items: a few operations on each take a millisecond
 # A thread that runs Python code releases the interpreter's lock after this time. With the default, 5 ms, the loop would wait
 # that long after each system call, a few times in each of its turns.
 SWITCH_INTERVAL_S = 5e-4
@@ -56,6 +57,11 @@ class Slice:
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run Python code in a thread. It must not touch objects that belong to the event loop."""
     return await asyncio.get_running_loop().run_in_executor(_python, lambda: function(*args, **kwargs))
+
+
+async def if_many(count: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run Python code that works on so many items: in a thread if they are many."""
+    return await in_thread(function, *args, **kwargs) if count > MANY else function(*args, **kwargs)
 
 
 async def in_native_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -26,6 +26,7 @@ from quire.ipc.text_config import MAX_VOCABULARY
 
 LONG_TEXT = 2 << 10  # characters; tokenizing them takes some 4 ms
 _DECODED_AT_ONCE = 4096  # tokens
+_TEXTS_AT_ONCE = 512  # tokenizers keeps the interpreter's lock while it takes texts and while their encodings are freed
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -178,14 +179,21 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """As `encode`, for many texts, on all cores."""
-        rows = self.backend.encode_batch_fast([_encodable(t) for t in texts], add_special_tokens=add_special_tokens)
-        prefix = self._add_bos if add_special_tokens else []
-        return [[*prefix, *row.ids] for row in rows]
+        prefix, found = self._add_bos if add_special_tokens else [], list[list[int]]()
+        for at in range(0, len(texts), _TEXTS_AT_ONCE):
+            part = [_encodable(text) for text in texts[at : at + _TEXTS_AT_ONCE]]
+            rows = self.backend.encode_batch_fast(part, add_special_tokens=add_special_tokens)
+            found += [[*prefix, *row.ids] for row in rows]
+        return found
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
         """The ids of two texts each, PairIds, joined as the tokenizer's files say, on all cores."""
-        rows = self.backend.encode_batch_fast([(_encodable(a), _encodable(b)) for a, b in pairs], add_special_tokens=True)
-        return [PairIds(self._add_bos, row.ids, row.type_ids) for row in rows]
+        found = list[list[int]]()
+        for at in range(0, len(pairs), _TEXTS_AT_ONCE):
+            part = [(_encodable(first), _encodable(second)) for first, second in pairs[at : at + _TEXTS_AT_ONCE]]
+            rows = self.backend.encode_batch_fast(part, add_special_tokens=True)
+            found += [PairIds(self._add_bos, row.ids, row.type_ids) for row in rows]
+        return found
 
     @cached_property
     def around(self) -> tuple[int, int]:

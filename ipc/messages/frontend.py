@@ -361,7 +361,7 @@ class Pooled(Message, tag="pooled", frozen=True):
     keys: bytes  # int64 [n]
     shapes: bytes  # int32 [n, 4]: rows (or VECTOR), columns, position of the first row, whether it ends the prompt
     cached: bytes  # int32 [n]: prompt tokens found in the prefix cache
-    data: bytes  # float32, all results one after the other
+    data: memoryview  # float32, all results one after the other
 
 
 class Heartbeat(Message, tag="heartbeat", frozen=True):

@@ -118,7 +118,7 @@ class PooledRows(Message, tag="pooled", frozen=True):
 
     of_rows: bytes  # int32 [n], rows of the step
     shapes: bytes  # int32 [n, 2]
-    data: bytes  # float32
+    data: memoryview  # float32; of megabytes, so it is not copied out of the message
 
     @property
     def rows(self) -> list[int]:

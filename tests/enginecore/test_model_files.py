@@ -70,6 +70,8 @@ def test_incomplete_folders_name_what_is_missing(folder):
 def test_summary_of_a_model(folder):
     summary = model_summary(folder)
     assert summary.max_model_len == 512 and summary.eos_token_ids == [tiny_models.EOS, tiny_models.IM_END]
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 100}')
+    assert model_summary(folder).max_model_len == 100
 
 
 def test_eos_ids_are_the_union_of_all_sources(folder):

@@ -1,16 +1,22 @@
 """`pool`: the prompts of a body as requests of up to 128 prompts; a bounded number is on its way, and an error ends all."""
 
 import asyncio
+import base64
 import json
 import types
 
+import msgspec
 import numpy as np
 import pytest
+from fake_client import Api, FakeClient
+from loop_gap import MOST_S, LoopGap
 
 from quire.frontend.client import pooling
 from quire.frontend.client.pooling import MOST_AT_ONCE, PooledState, pool
+from quire.frontend.client.scoring import score_pairs
 from quire.frontend.client.stream import Overloaded
-from quire.frontend.http.api.pooling.vectors import numbers
+from quire.frontend.http.api.bodies.json_pieces import pieces
+from quire.frontend.http.api.pooling.vectors import AT_ONCE, VectorFormat, numbers, sparse_json
 from quire.frontend.http.api.sse import json_bytes
 from quire.ipc.messages.frontend import EngineLimits
 from quire.ipc.pooling import MAX_INPUTS, PoolingInfo, PoolingParams
@@ -118,7 +124,85 @@ def test_numbers_are_written_row_by_row_as_json_has_them():
         assert json.loads(json_bytes([numbers(data)])) == [data.tolist()]
 
 
+def test_long_results_are_written_in_pieces():
+    rows = np.random.default_rng(3).normal(size=(3, AT_ONCE // 2 + 5)).astype(np.float32)
+    weights = np.stack([np.random.default_rng(4).permutation(AT_ONCE), np.arange(AT_ONCE)], 1).astype(np.float32)
+    sparse = [{"index": int(token), "value": weight} for token, weight in sorted(weights.tolist())]
+    halves = VectorFormat("base64", "float16", "big")
+    for value, expected in (
+        (numbers(rows), rows.tolist()),
+        (numbers(rows.reshape(-1)), rows.reshape(-1).tolist()),
+        (sparse_json(weights), sparse),
+        (halves.json(rows), base64.b64encode(rows.astype(">f2").tobytes()).decode()),
+        ({"embed": numbers(rows), "embed_sparse": sparse_json(weights[:2])}, {"embed": rows.tolist(), "embed_sparse": None}),
+    ):
+        parts = list(pieces(value))
+        found = json.loads(b"".join(parts))
+        if isinstance(found, dict):
+            expected["embed_sparse"] = found["embed_sparse"]
+        assert found == expected and max(map(len, parts)) < 24 * AT_ONCE
+
+
+class Vectors(FakeClient):
+    """An engine that answers at once: each token's vector has 128 elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        limits = EngineLimits(4096, 300, 8, 20, pooling=PoolingInfo(["token_embed"], "CLS", token_size=128))
+        self.welcome = msgspec.structs.replace(self.welcome, limits=limits)
+
+    def hold(self) -> None:
+        pass
+
+    def submit_pool(self, prompts, params, **more) -> PooledState:
+        state = PooledState(1, "", [len(prompt) for prompt in prompts], 0.0)
+        for child, prompt in enumerate(prompts):
+            state.take(child, np.full((len(prompt), 128), 0.12345678, np.float32), 0, True, 0)
+        return state
+
+
+def test_a_large_answer_keeps_no_one_waiting():
+    """40 MB: encoded and sent as a whole, they held the loop for 0.1 s."""
+
+    async def main() -> None:
+        wire = Api(Vectors()).wire()
+        sent = wire.transport.sent
+        async with LoopGap() as gap:
+            wire.feed(Api.encode("POST", "/embed_all", {"inputs": ["a" * 500] * 30}))
+            while not sent.endswith(b"\r\n0\r\n\r\n"):
+                wire.transport.written.clear()
+                await wire.transport.written.wait()
+        assert sent.startswith(b"HTTP/1.1 200 ") and wire.transport.num_writes > 100
+        assert sent.count(b"0.12345678") == 30 * 500 * 128 and gap.worst_s < MOST_S
+
+    asyncio.run(main())
+
+
 def test_the_bound_is_below_what_a_queue_holds():
     from quire.ipc.config import EngineConfig
 
     assert EngineConfig().max_num_waiting // 2 >= pooling.MOST_AT_ONCE * MAX_INPUTS
+
+
+@pytest.mark.parametrize(("name", "expected"), [("euclidean", [-5.0, 0.0]), ("manhattan", [-7.0, 0.0]), ("dot", [12.0, 25.0])])
+def test_texts_are_compared_as_the_checkpoint_says(name, expected):
+    """By vectors that are not normalized."""
+    by_length = {1: [0, 0], 2: [4, 3], 3: [0, 4]}
+
+    async def main() -> None:
+        client = Vectors()
+        info = PoolingInfo(["embed"], "MEAN", embedding_size=2, similarity_fn_name=name)
+        client.welcome = msgspec.structs.replace(client.welcome, limits=EngineLimits(64, 300, 8, 20, pooling=info))
+
+        def submit_pool(prompts, params, **more) -> PooledState:
+            assert params.use_activation is None
+            state = PooledState(1, "", [len(prompt) for prompt in prompts], 0.0)
+            for child, prompt in enumerate(prompts):
+                state.take(child, np.array(by_length[len(prompt)], np.float32), 0, True, 0)
+            return state
+
+        client.submit_pool = submit_pool
+        other = "bbb" if name == "dot" else "a"
+        assert (await score_pairs(client, [("aa", other), ("aa", "aa")])).scores.tolist() == expected
+
+    asyncio.run(main())

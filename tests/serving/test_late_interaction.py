@@ -103,8 +103,18 @@ def test_bge_m3_makes_all_its_vectors(tmp_path: Any) -> None:
         alone = ask(served, "/embed_sparse", {"inputs": "w1 w2 w1"})
         vector = ask(served, "/v1/embeddings", {"input": "w1 w2 w1"})["data"][0]["embedding"]
         refused = ask(served, "/pooling", {**body, "task": ["embed", "classify"]}, 400)
+        pair = {"query": "w1 w2 w1", "documents": ["w4", "w2 w1 w5"], "weights_for_different_modes": [0.4, 0.2, 0.4]}
+        ranked = ask(served, "/rerank", pair)["results"]
+        plain = ask(served, "/score", {"text_1": "w1 w2 w1", "text_2": "w2 w1 w5"})["data"][0]["score"]
+        wrong = [ask(served, "/rerank", {**pair, "weights_for_different_modes": each}, 400) for each in ([1, 1], [1, -1, 1])]
         assert served.end() == 0
     found = both[0]["data"]
+    other, of_other, tokens_of_other = expected_of_m3(folder, theirs, [2, 7, 6, 10, 3], (2, 3))
+    shared = sum(weight * of_other.get(token, 0.0) for token, weight in sparse.items())
+    combined = 0.4 * dense @ other + 0.2 * shared + 0.4 * (tokens @ tokens_of_other.T).max(1).mean()
+    assert {each["index"]: each["relevance_score"] for each in ranked}[1] == pytest.approx(combined, abs=1e-5)
+    assert plain == pytest.approx(dense @ other, abs=1e-5) and abs(plain - combined) > 1e-3
+    assert {each["error"]["param"] for each in wrong} == {"weights_for_different_modes"}
     np.testing.assert_allclose(found["embed"], dense, atol=1e-5)
     np.testing.assert_allclose(vector, dense, atol=1e-5)
     np.testing.assert_allclose(found["token_embed"], tokens, atol=1e-5)

@@ -165,6 +165,7 @@ def test_other_servers_routes_give_the_same_vectors(embedder: Served) -> None:
         ("/v2/embed", {"texts": ["x"], "embedding_types": ["int4"]}, "embedding_types", "ubinary"),
         ("/v2/embed", {"texts": ["x"], "input_type": "poem"}, "input_type", "search_query"),
         ("/v2/embed", {"texts": ["x"], "output_dimension": 0}, "output_dimension", "between 1"),
+        ("/v2/embed", {"texts": ["x"], "output_dimension": 7}, "output_dimension", "output_dimension"),
         ("/v2/embed", {"texts": ["x", ""]}, "texts", "empty"),
         ("/pooling", {"input": "x", "task": ["embed", "embed"]}, "task", "different tasks"),
         ("/rerank", {"query": "x", "documents": ["y"], "instruction": "Judge."}, "instruction", "without a template"),

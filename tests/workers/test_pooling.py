@@ -19,6 +19,7 @@ from quire.ipc.sampling import SamplingParams
 from quire.workers.memory import largest_plan
 from quire.workers.models.config import ModelConfigError
 from quire.workers.pooling.chunks import ChunkPooler
+from quire.workers.pooling.poolers import Spans, pooled
 from quire.workers.runner import no_masks
 
 CLOSE = 3e-6  # of normalized vectors; the models' weights are large
@@ -66,6 +67,23 @@ def test_modes_of_the_checkpoint_are_kept_over_chunks(mode, pooling, scheduling)
     for got, expected in zip(plain, wanted, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
     assert engine.scheduler.is_idle
+
+
+@pytest.mark.parametrize("scheduling", list(SCHEDULING.values())[:4])
+def test_several_modes_stand_side_by_side_and_prompts_may_not_count(scheduling, tmp_path):
+    """As the encoders' poolers have it, which equal sentence-transformers' formulas."""
+    modes = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+    folder = as_sentence_transformer("qwen3", modules=("Pooling",))
+    fields = {"embedding_dimension": 64, "pooling_mode": modes, "include_prompt": False}
+    (Path(folder) / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    engine = InlineEngine(folder, pooling={}, **scheduling)
+    prompts, counts = PROMPTS[2:6], [3, 20, 0, 70]
+    for prompt, count, found in zip(prompts, counts, engine.pool(prompts, seconds=counts), strict=True):
+        states = hidden_states("qwen3", tuple(prompt))
+        spans = Spans.of(torch.tensor([0, len(states)], dtype=torch.int32), torch.tensor([count], dtype=torch.int32))
+        wanted = torch.cat([pooled(states, spans, mode, include_prompt=False)[0] for mode in modes])
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-4)
+    assert engine.choice.info.embedding_size == 6 * 64 and not engine.choice.info.may_hit
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "mistral-sliding", "gemma2", "qwen2", "falcon-h1"])
@@ -190,6 +208,7 @@ def test_sentence_transformers_files_say_how_to_pool():
     [
         (lambda: as_sentence_transformer("qwen3", "median_tokens"), {}, "no pooling is not supported"),
         (lambda: as_sentence_transformer("qwen3", modules=("Pooling", "Dense")), {}, "lacks in_features"),
+        (lambda: as_sentence_transformer("qwen3", similarity_fn_name="odd"), {}, "similarity_fn_name 'odd'"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "convert": "none"}, "--convert embed makes it an embedder"),
         (lambda: tiny_model("qwen3"), {"convert": "classify"}, "has no head of labels"),
         (lambda: tiny_model("qwen3"), {"runner": "pooling", "pooler_config": {"pooling_type": "MAX"}}, "CLS, LAST, MEAN"),

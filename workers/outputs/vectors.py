@@ -4,20 +4,21 @@ A prompt may come in chunks: what its pooling needs of earlier ones is kept by s
 The model's `Pooling` makes normalized vectors or scores of the pooled states (pooling/pooling.py).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from quire.ipc.messages.workers import PooledRows
-from quire.ipc.pooling import VECTOR, PoolRow
+from quire.ipc.pooling import VECTOR, PoolingType, PoolRow
 from quire.ipc.step.plan import StepPlan
 from quire.ipc.step.sections import PREFILL_POOL, PREFILL_POOL_END
 from quire.workers.models.config import ModelConfigError
 from quire.workers.models.language_model import LanguageModel
 from quire.workers.outputs.output import Computed, Output, RowResult
 from quire.workers.pooling.choice import PoolingChoice
-from quire.workers.pooling.chunks import ChunkPooler, Chunks
+from quire.workers.pooling.chunks import ChunkPoolers, Chunks
 from quire.workers.pooling.poolers import TokenStages
 from quire.workers.pooling.pooling import Pooling
 from quire.workers.pooling.sentence_transformers import PoolingConfigError
@@ -74,13 +75,16 @@ def pooled_rows(rows: list[int], arrays: list[np.ndarray]) -> PooledRows:
 
 
 def _message(rows: list[int], shapes: list[tuple[int, ...]], values: np.ndarray) -> PooledRows:
-    return PooledRows(np.asarray(rows, np.int32).tobytes(), np.array(shapes, np.int32).tobytes(), values.tobytes())
+    data = np.ascontiguousarray(values).data.cast("B") if values.size else memoryview(b"")
+    return PooledRows(np.asarray(rows, np.int32).tobytes(), np.array(shapes, np.int32).tobytes(), data)
 
 
 class Vectors(Output):
-    def __init__(self, pooling: Pooling, max_rows: int, hidden_size: int, device: torch.device) -> None:
+    def __init__(
+        self, pooling: Pooling, types: Sequence[PoolingType], max_rows: int, hidden_size: int, device: torch.device
+    ) -> None:
         self._pooling, self._device = pooling, device
-        self._pooler = ChunkPooler(pooling.info.pooling_type, max_rows + 1, hidden_size, device)
+        self._pooler = ChunkPoolers(types, max_rows + 1, hidden_size, device)
 
     def is_wanted(self, plan: StepPlan) -> bool:
         return plan.wants_vectors
@@ -98,7 +102,8 @@ class Vectors(Output):
             by_kind.setdefault(PoolRow.of_word(word), []).append(i)
         results: list[RowResult] = []
         for kind, at in by_kind.items():
-            chunks = Chunks.of_rows(prefill[at], np.asarray(at, np.int32) + len(plan.decode_rows))
+            rows = np.asarray(at, np.int32) + len(plan.decode_rows)
+            chunks = Chunks.of_rows(prefill[at], rows, self._pooling.info.skips_prompts)
             if kind.is_of_tokens:
                 results.append(self._of_tokens(step, chunks, kind))
             elif (result := self._of_texts(step, chunks, kind)) is not None:
@@ -129,8 +134,9 @@ def vectors_of(choice: PoolingChoice, model: LanguageModel, max_rows: int) -> li
         return []
     size, device = model.config.hidden_size, next(model.parameters()).device
     try:
-        dense = TokenStages(choice.dense, choice.folder, size, device, "text") if choice.dense else None
+        types = choice.poolings or (choice.info.pooling_type,)
+        dense = TokenStages(choice.dense, choice.folder, len(types) * size, device, "text") if choice.dense else None
     except PoolingConfigError as error:
         raise ModelConfigError(str(error)) from None
     pooling = Pooling(choice.info, model.compute_scores, choice.activation, dense)
-    return [Vectors(pooling, max_rows, size, device)]
+    return [Vectors(pooling, types, max_rows, size, device)]

@@ -55,6 +55,7 @@ class PoolingChoice(NamedTuple):
     activation: LabelActivation = "identity"
     encoder: EncoderChoice | None = None  # None: it is a decoder
     dense: tuple[DenseStage, ...] = ()  # of a decoder's vectors, behind their pooling
+    poolings: tuple[PoolingType, ...] = ()  # of a decoder's vectors, side by side; empty: the info's
     folder: Path = Path()  # the checkpoint's
 
 
@@ -125,14 +126,16 @@ def _by_architecture(name: str, families: Mapping[str, object]) -> tuple[str | N
 
 def _embedder(fields: Json, plain: Json, model_dir: Path, modules: Modules, runner: str, pooler_config: Json) -> PoolingChoice:
     dimensions = fields.get("matryoshka_dimensions") or []
-    pooling_type, use = _pooler(pooler_config, modules.pooling_type or "LAST", True)
-    if modules.pooling_type is not None and not modules.normalizes:
+    poolings = (*sorted(modules.poolings, key=lambda kind: kind == "LAST"), "LAST")[:1]  # one that needs all tokens first
+    pooling_type, use = _pooler(pooler_config, poolings[0], True)
+    poolings = (pooling_type,) if _names_type(pooler_config) or not modules.poolings else modules.poolings
+    if modules.poolings and not modules.normalizes:
         use = pooler_config.get("use_activation", pooler_config.get("normalize", False)) is True
     info = PoolingInfo(
         tasks=["embed", "token_embed"],
         pooling_type=pooling_type,
         generates=runner == "generate",
-        embedding_size=modules.dense[-1].out_features if modules.dense else _size(fields),
+        embedding_size=modules.dense[-1].out_features if modules.dense else len(poolings) * _size(fields),
         token_size=_size(fields),
         use_activation=use,
         is_matryoshka=bool(dimensions) or fields.get("is_matryoshka") is True,
@@ -140,8 +143,10 @@ def _embedder(fields: Json, plain: Json, model_dir: Path, modules: Modules, runn
         similarity_fn_name=modules.similarity_fn_name,
         prompts=modules.prompts,
         default_prompt_name=modules.default_prompt_name,
+        skips_prompts=not modules.include_prompt and pooling_type != "LAST",
     )
-    return PoolingChoice(plain, PoolingSpec(generates=runner == "generate"), info, dense=modules.dense, folder=model_dir)
+    spec = PoolingSpec(generates=runner == "generate")
+    return PoolingChoice(plain, spec, info, dense=modules.dense, folder=model_dir, poolings=poolings)
 
 
 def _classifier(

@@ -3,9 +3,10 @@
 LAST takes the last token's state. MEAN sums a chunk's states in float32 onto what earlier chunks have left in the row's slot.
 CLS keeps the first token's there, and MAX the greatest element of all tokens so far. WEIGHTED_MEAN weighs a token by its place,
 1, 2, ...; SQRT_MEAN divides a sum by the root of the number of tokens. A row's sum is formed in the order of its tokens,
-whichever rows share the step.
+whichever rows share the step. Tokens of a prompt before the text count unless the checkpoint says that they do not.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,13 @@ class Chunks(NamedTuple):
     starts: np.ndarray  # position of a chunk's first token
     lengths: np.ndarray
     flags: np.ndarray
+    prompts: np.ndarray  # tokens of the prompt before a text, which do not count where the model says so
 
     @classmethod
-    def of_rows(cls, prefill: np.ndarray, rows: np.ndarray) -> "Chunks":
+    def of_rows(cls, prefill: np.ndarray, rows: np.ndarray, skips_prompts: bool = False) -> "Chunks":
         """prefill: these rows of a plan's section; copied, as the plan's place in the ring is given back."""
-        return cls(rows, *(prefill[name].copy() for name in ("slot", "start", "length", "flags")))
+        slots, starts, lengths, flags = (prefill[name].copy() for name in ("slot", "start", "length", "flags"))
+        return cls(rows, slots, starts, lengths, flags, np.maximum(prefill["next_token"], 0) * skips_prompts)
 
     def tokens(self, query_start: torch.Tensor) -> torch.Tensor:
         """int64 [all tokens of these chunks]: their indices among the step's tokens. query_start: each row's first."""
@@ -36,10 +39,14 @@ class Chunks(NamedTuple):
         index = torch.from_numpy(np.stack([rows, within]).astype(np.int64)).to(query_start.device)
         return query_start.index_select(0, index[0]).long() + index[1]
 
-    def weights(self) -> np.ndarray:
-        """float32 [all tokens of these chunks]: each token's place in its prompt, from 1 on."""
+    def places(self) -> np.ndarray:
+        """int64 [all tokens of these chunks]: each token's place in its prompt."""
         within = np.arange(int(self.lengths.sum())) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-        return (within + np.repeat(self.starts, self.lengths) + 1).astype(np.float32)
+        return within + np.repeat(self.starts, self.lengths)
+
+    def skipped(self) -> np.ndarray:
+        """bool [all tokens of these chunks, 1]: whether a token is of the prompt before a text."""
+        return (self.places() < np.repeat(self.prompts, self.lengths))[:, None]
 
 
 class ChunkPooler:
@@ -66,29 +73,49 @@ class ChunkPooler:
         begins = torch.from_numpy(chunks.starts == 0).to(device)[:, None]
         kept = self._kept.index_select(0, slots)
         if self._type == "CLS":
-            first = hidden.index_select(0, buffers.query_start.index_select(0, rows).long()).float()
-            states = torch.where(begins, first, kept)
+            first = chunks.prompts - chunks.starts  # in the chunk; of a later or an earlier one: outside of it
+            is_here = torch.from_numpy((first >= 0) & (first < chunks.lengths)).to(device)[:, None]
+            first = torch.from_numpy(np.clip(first, 0, chunks.lengths - 1).astype(np.int64)).to(device)
+            states = hidden.index_select(0, buffers.query_start.index_select(0, rows).long() + first).float()
+            states = torch.where(is_here, states, kept)
             self._kept.index_copy_(0, slots, states)
             return states
         states = hidden.index_select(0, chunks.tokens(buffers.query_start)).float()
         lengths = torch.from_numpy(chunks.lengths.astype(np.int64)).to(device)
+        skipped = torch.from_numpy(chunks.skipped()).to(device) if chunks.prompts.any() else None
         if self._type == "MAX":
+            states = states if skipped is None else states.masked_fill(skipped, -torch.inf)
             greatest = torch.segment_reduce(states, "max", lengths=lengths)
             greatest = torch.where(begins, greatest, torch.maximum(greatest, kept))
             self._kept.index_copy_(0, slots, greatest)
             return greatest
+        states = states if skipped is None else states.masked_fill(skipped, 0.0)
         if self._type == "WEIGHTED_MEAN":
-            states *= torch.from_numpy(chunks.weights()).to(device)[:, None]
+            states *= torch.from_numpy((chunks.places() + 1).astype(np.float32)).to(device)[:, None]
         sums = torch.segment_reduce(states, "sum", lengths=lengths) + torch.where(begins, 0.0, kept)
         self._kept.index_copy_(0, slots, sums)
         return sums / torch.from_numpy(self._divisors(chunks)).to(device)[:, None]
 
     def _divisors(self, chunks: Chunks) -> np.ndarray:
-        """float32 [n]: what the sums of rows are divided by."""
-        counts = (chunks.starts + chunks.lengths).astype(np.float32)
+        """float32 [n]: what the sums of rows are divided by; 1 where no token counts yet."""
+        ends, prompts = (chunks.starts + chunks.lengths).astype(np.float32), chunks.prompts.astype(np.float32)
+        counts = np.maximum(ends - prompts, 1)
         match self._type:
             case "WEIGHTED_MEAN":
-                return counts * (counts + 1) / 2
+                return np.maximum((ends * (ends + 1) - prompts * (prompts + 1)) / 2, 1)
             case "SQRT_MEAN":
                 return np.sqrt(counts)
         return counts
+
+
+class ChunkPoolers:
+    """Several poolings side by side."""
+
+    def __init__(self, types: Sequence[PoolingType], num_slots: int, hidden_size: int, device: torch.device) -> None:
+        self._poolers = [ChunkPooler(kind, num_slots, hidden_size, device) for kind in types]
+        self.needs_every_token = any(pooler.needs_every_token for pooler in self._poolers)
+
+    def take(self, hidden: torch.Tensor, chunks: Chunks, buffers: StepBuffers, **how: bool) -> torch.Tensor:
+        """As of ChunkPooler: [n, H of all]."""
+        found = [pooler.take(hidden, chunks, buffers, **how) for pooler in self._poolers]
+        return found[0] if len(found) == 1 else torch.cat([states.float() for states in found], 1)

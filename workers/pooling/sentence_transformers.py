@@ -165,7 +165,7 @@ def _stage(kind: str, path: str, folder: Path, unit: Unit) -> Stage:
     file = f"{path}/config.json"
     config = _read(folder / file, dict) or {}
     if kind == "Pooling":
-        return _pooling(config, file)
+        return read_pooling(config, file)
     if kind == "Dense":
         return read_dense(config, file, path, unit)
     if kind == "Normalize":
@@ -176,15 +176,18 @@ def _stage(kind: str, path: str, folder: Path, unit: Unit) -> Stage:
     raise PoolingConfigError(f"modules.json: a module of type {kind!r:.80} is not supported")
 
 
-def _pooling(config: Json, file: str) -> PoolingStage:
+def read_pooling(config: Json, file: str) -> PoolingStage:
+    """A pooling by its config.json. Raises PoolingConfigError."""
     _known(config, file, "word_embedding_dimension embedding_dimension include_prompt pooling_mode", *FLAGS)
     given = config.get("pooling_mode")
     if given is None:
-        modes: Any = [mode for name, mode in FLAGS.items() if config.get(name) is True] or ["mean"]
+        default = [] if config.get("pooling_mode_mean_tokens") is False else ["mean"]
+        modes: Any = [mode for name, mode in FLAGS.items() if config.get(name) is True] or default
     else:
         modes = [given] if isinstance(given, str) else given
     if not isinstance(modes, list) or not modes or any(mode not in MODES for mode in modes):
-        raise PoolingConfigError(f"{file}: pooling_mode {given!r:.80} is not supported; supported are {', '.join(MODES)}")
+        what = f"pooling_mode {given!r:.80}" if modes else "no pooling"
+        raise PoolingConfigError(f"{file}: {what} is not supported; supported are {', '.join(MODES)}")
     return PoolingStage(tuple(modes), config.get("include_prompt") is not False)
 
 

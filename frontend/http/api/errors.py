@@ -24,6 +24,7 @@ from quire.ipc.sampling import SamplingParams
 
 _FIELDS = frozenset(
     (*SamplingParams.__struct_fields__, *PoolingParams.__struct_fields__, "priority", "cache_salt", "vllm_xargs", "instruction")
+    + ("weights_for_different_modes",)
 )
 # An error about a grammar begins with the path of its source in the body. The field is the path's first name, or, for a tool,
 # the whole path.

@@ -2,10 +2,12 @@
 
 `JsonPieces` is a value that is encoded when it is read; it can stand for any field of a response. `pieces` walks a response and
 yields the bytes that `json_bytes` would make. `send_json` sends an answer of any size: it never holds more than KEPT_BYTES, and
-encodes a longer answer twice, the first time for its length. This file knows no route and no field.
+encodes a longer answer twice, the first time for its length. `stream_json` encodes once, and a longer answer has no length in
+its head. This file knows no route and no field.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ import msgspec
 from quire.frontend.client.turns import Slice
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.errors import ApiError
-from quire.frontend.http.protocol.exchange import Response
+from quire.frontend.http.protocol.exchange import JSON, Response
 
 KEPT_BYTES = 1 << 20
 LARGE_ANSWER = 8192  # an answer of more tokens of text, or token ids, is sent in pieces
@@ -61,6 +63,11 @@ def pieces(value: Any) -> Iterator[bytes]:
             yield b"," if i else b"["
             yield from pieces(item)
         yield b"]"
+    elif isinstance(value, dict) and any(isinstance(each, JsonPieces) for each in value.values()):
+        for i, (name, each) in enumerate(value.items()):
+            yield (b"," if i else b"{") + json_bytes(name) + b":"
+            yield from pieces(each)
+        yield b"}"
     elif isinstance(value, list) and len(value) > _ITEMS:
         yield from in_list(value[i : i + _ITEMS] for i in range(0, len(value), _ITEMS))
     else:
@@ -90,6 +97,23 @@ async def send_json(response: Response, answer: Any, most_bytes: int) -> None:
     kept.clear()
     response.start_sized(size)
     await write_pieces(response, pieces(answer))
+    response.end()
+
+
+async def stream_json(response: Response, answer: Any) -> None:
+    """Answer 200 with JSON of any size, encoded once: one of more than KEPT_BYTES is sent in chunks."""
+    parts, kept, size, piece = pieces(answer), list[bytes](), 0, Slice()
+    for data in parts:
+        kept.append(data)
+        size += len(data)
+        if size > KEPT_BYTES:
+            break
+        if piece.is_over:
+            await piece.next()
+    else:
+        return response.send(200, b"".join(kept))
+    response.start(JSON)
+    await write_pieces(response, chain(kept, parts))
     response.end()
 
 

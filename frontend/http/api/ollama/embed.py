@@ -9,7 +9,7 @@ from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.schemas import Int64, ShortText
 from quire.frontend.http.api.ollama.request import model_of
 from quire.frontend.http.api.pooling.fields import PromptFields, ids_of, named_prompt, need, prompts_of
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
+from quire.frontend.http.api.pooling.run import PoolRun, params_of
 from quire.frontend.http.api.pooling.vectors import numbers
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
@@ -63,12 +63,11 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     prompts, run = prompts_of(body.input), PoolRun(services, request, body, "ollama")
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, None)), params)
 
-    def make() -> bytes:
-        vectors = [numbers(vector) for vector in results.data]
+    def whole(vectors: Any) -> OllamaEmbedResponse:
         duration = time.perf_counter_ns() - began
-        return json_bytes(OllamaEmbedResponse(model, vectors, duration, 0, results.num_prompt_tokens))
+        return OllamaEmbedResponse(model, vectors, duration, 0, results.num_prompt_tokens)
 
-    await send(response, make, len(results.data) * len(results.data[0]))
+    await run.send(response, lambda: map(numbers, results.data), len(results.data), len(results.data[0]), whole)
 
 
 async def embeddings(services: Services, request: Request, response: Response) -> None:
@@ -82,5 +81,4 @@ async def embeddings(services: Services, request: Request, response: Response) -
         body.truncate_prompt_tokens = -1
     params, run = params_of(task="embed", use_activation=False), PoolRun(services, request, body, "ollama")
     results = await run.pool(await ids_of(services, [body.prompt], body, named_prompt(info, None)), params)
-    vector = results.data[0].tolist()
-    await send(response, lambda: json_bytes(OllamaEmbeddingsResponse(vector)), len(vector))
+    response.send(200, json_bytes(OllamaEmbeddingsResponse(results.data[0].tolist())))

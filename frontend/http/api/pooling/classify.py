@@ -1,14 +1,16 @@
 """POST /classify: the probabilities of a classifier's labels for each text, as vLLM has it."""
 
+from collections.abc import Iterator
+from functools import partial
+
 import msgspec
 
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.conversation import ConversationFields, ids_of_body
 from quire.frontend.http.api.pooling.fields import PoolingUsage, need
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
+from quire.frontend.http.api.pooling.run import PoolRun, params_of, usage_of
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 
 
@@ -45,9 +47,10 @@ async def classify(services: Services, request: Request, response: Response) -> 
     run = PoolRun(services, request, body, "classify")
     results = await run.pool(await ids_of_body(services, request, body), params)
 
-    def make() -> bytes:
+    def items() -> Iterator[Classification]:
         rows = (result.tolist() for result in results.data)
-        data = [Classification(i, info.labels[row.index(max(row))], row, len(row)) for i, row in enumerate(rows)]
-        return json_bytes(ClassifyResponse(run.name, run.created, model, data, usage_of(results.num_prompt_tokens)))
+        return (Classification(i, info.labels[row.index(max(row))], row, len(row)) for i, row in enumerate(rows))
 
-    await send(response, make, len(results.data) * len(info.labels))
+    usage = usage_of(results.num_prompt_tokens)
+    whole = partial(ClassifyResponse, run.name, run.created, model, usage=usage)
+    await run.send(response, items, len(results.data), len(info.labels), whole)

@@ -1,21 +1,23 @@
 """POST /v2/embed: vectors as Cohere's API has them, of several types at once."""
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
+from quire.frontend.http.api.bodies.json_pieces import JsonPieces, in_list
 from quire.frontend.http.api.bodies.schemas import Int64, ShortText
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import PromptFields, ids_of, need, prompts_of, refuse
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
-from quire.frontend.http.api.pooling.vectors import numbers
+from quire.frontend.http.api.pooling.run import PoolRun, params_of
+from quire.frontend.http.api.pooling.vectors import AT_ONCE
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
-from quire.ipc.pooling import PoolingInfo
+from quire.ipc.pooling import PoolingInfo, check_pooling
 
 TYPES = ("float", "int8", "uint8", "binary", "ubinary")
 _INPUT_TYPES = {  # names under which a checkpoint may have a prompt for it
@@ -78,18 +80,23 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     _truncation(body)
     names = {"dimensions": "output_dimension"}
     params = params_of(names, task="embed", use_activation=True, dimensions=body.output_dimension)
+    try:
+        check_pooling(params, info, services.limits.tasks)
+    except ValueError as error:
+        raise invalid(str(error).replace("dimensions", "output_dimension", 1), "output_dimension") from None
     run = PoolRun(services, request, body, "embd")
     results = await run.pool(await ids_of(services, texts, body, _prompt(info, body.input_type)), params)
     if len(results.data[0]) % 8 and {"binary", "ubinary"} & set(types):
         raise invalid(f"embedding_types: {len(results.data[0])} elements do not fill whole bytes of bits", "embedding_types")
 
-    def make() -> bytes:
-        vectors = np.stack(results.data)
-        by_type = {name: numbers(_as(vectors, name)) for name in dict.fromkeys(types)}
-        meta = CohereMeta(BilledUnits(results.num_prompt_tokens))
-        return json_bytes(CohereEmbedResponse(run.name, by_type, body.texts or [], meta))
+    meta, data = CohereMeta(BilledUnits(results.num_prompt_tokens)), results.data
+    by_type: dict[str, Any] = {name: JsonPieces(partial(_rows, data, name)) for name in dict.fromkeys(types)}
+    await run.send_large(response, CohereEmbedResponse(run.name, by_type, body.texts or [], meta))
 
-    await send(response, make, len(types) * len(results.data) * len(results.data[0]))
+
+def _rows(data: Sequence[np.ndarray], kind: str) -> Iterator[bytes]:
+    step = max(AT_ONCE // len(data[0]), 1)
+    return in_list(_as(np.stack(data[at : at + step]), kind).tolist() for at in range(0, len(data), step))
 
 
 def _truncation(body: CohereEmbedRequest) -> None:

@@ -1,5 +1,7 @@
 """POST /v1/embeddings: vectors of texts, as OpenAI's API has them, with vLLM's fields."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,10 +11,9 @@ from quire.frontend.http.api.bodies.schemas import ShortText
 from quire.frontend.http.api.models import check_model, check_task
 from quire.frontend.http.api.pooling.conversation import ConversationFields, ids_of_body
 from quire.frontend.http.api.pooling.fields import PoolingUsage, named_prompt, need, refuse
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
+from quire.frontend.http.api.pooling.run import PoolRun, params_of, usage_of
 from quire.frontend.http.api.pooling.vectors import VectorFormat
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 
 
@@ -62,10 +63,10 @@ async def embeddings(services: Services, request: Request, response: Response) -
     usage = usage_of(results.num_prompt_tokens)
     if form.is_binary:
         about = {"id": run.name, "created": run.created, "model": model, "usage": msgspec.structs.asdict(usage)}
-        return form.send_binary(response, results.data, about)
+        return await form.send_binary(response, results.data, about)
 
-    def make() -> bytes:
-        data = [Embedding(i, form.json(vector)) for i, vector in enumerate(results.data)]
-        return json_bytes(EmbeddingResponse(run.name, run.created, model, data, usage))
+    def items() -> Iterator[Embedding]:
+        return (Embedding(i, form.json(vector)) for i, vector in enumerate(results.data))
 
-    await send(response, make, len(results.data) * len(results.data[0]))
+    whole = partial(EmbeddingResponse, run.name, run.created, model, usage=usage)
+    await run.send(response, items, len(results.data), len(results.data[0]), whole)

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from quire.frontend.client.pooling import Ids, marked, tokenized
+from quire.frontend.client.pooling import Ids, as_arrays, marked, tokenized
+from quire.frontend.client.turns import MANY, if_many, in_thread
 from quire.frontend.http.api.bodies.schemas import CacheSalt, Int32, Int64, ShortText, TokenId
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.services import Services
@@ -156,8 +157,10 @@ async def ids_of(
         how: dict[str, Any] = {"add_special_tokens": special, "keep": keep, "side": side, "is_query": is_query}
         rows = await tokenized(services.client, texts, **how)
         info = services.limits.pooling
-        return marked(services.client.tokenizer, rows, before) if info is not None and info.skips_prompts else rows
+        skips = info is not None and info.skips_prompts
+        return await if_many(sum(map(len, rows)), marked, services.client.tokenizer, rows, before) if skips else rows
     most = services.limits.max_model_len if keep == -1 else keep
-    if most is None:
-        return list(prompts)  # type: ignore[arg-type]
-    return [row[-most:] if side == "left" else row[:most] for row in prompts]  # type: ignore[misc]
+    rows = list(prompts)  # type: ignore[arg-type]
+    if most is not None:
+        rows = [row[-most:] if side == "left" else row[:most] for row in rows]
+    return await in_thread(as_arrays, rows) if sum(map(len, rows)) > MANY else rows

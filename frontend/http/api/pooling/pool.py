@@ -1,5 +1,7 @@
 """POST /pooling: vLLM's route of every task: its result is the numbers of a prompt, or rows of numbers of its tokens."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,10 +13,9 @@ from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.conversation import ConversationFields, ids_of_body
 from quire.frontend.http.api.pooling.fields import PoolingUsage, need, prompt_for_tokens
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
-from quire.frontend.http.api.pooling.vectors import VectorFormat
+from quire.frontend.http.api.pooling.run import PoolRun, params_of, usage_of
+from quire.frontend.http.api.pooling.vectors import NUMBERS_OF_WEIGHT, VectorFormat
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 from quire.ipc.pooling import TASKS, PoolingInfo, check_pooling
 
@@ -66,18 +67,18 @@ async def pooling(services: Services, request: Request, response: Response) -> N
     usage = usage_of(results.num_prompt_tokens)
     if form.is_binary:
         about = {"id": run.name, "created": run.created, "model": model, "usage": msgspec.structs.asdict(usage)}
-        return form.send_binary(response, results.data, about)
+        return await form.send_binary(response, results.data, about)
 
-    def make() -> bytes:
+    def items() -> Iterator[PoolingData]:
         if len(tasks) == 1:
-            data = [PoolingData(i, form.json(result, tasks[0])) for i, result in enumerate(results.data)]
-        else:
-            row = check_pooling(params, info, services.limits.tasks)
-            parts = [split_tasks(result, row, info, len(ids[i])) for i, result in enumerate(results.data)]
-            data = [PoolingData(i, {task: form.json(own[task], task) for task in tasks}) for i, own in enumerate(parts)]
-        return json_bytes(PoolingResponse(run.name, run.created, model, data, usage))
+            return (PoolingData(i, form.json(result, tasks[0])) for i, result in enumerate(results.data))
+        row = check_pooling(params, info, services.limits.tasks)
+        parts = (split_tasks(result, row, info, len(ids[i])) for i, result in enumerate(results.data))
+        return (PoolingData(i, {task: form.json(own[task], task) for task in tasks}) for i, own in enumerate(parts))
 
-    await send(response, make, sum(result.size for result in results.data))
+    whole = partial(PoolingResponse, run.name, run.created, model, usage=usage)
+    widest = max(result.size for result in results.data) * (NUMBERS_OF_WEIGHT if "embed_sparse" in tasks else 1)
+    await run.send(response, items, len(results.data), widest, whole)
 
 
 def _tasks(body: PoolingRequest, info: PoolingInfo) -> list[Any]:

@@ -1,17 +1,20 @@
 """POST /score and /v1/score: how well pairs of texts fit, one text with n or n with n, as vLLM has it."""
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from quire.frontend.client.scoring import paired
+from quire.frontend.client.turns import if_many
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
 from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, PoolingUsage, kept, need, prompts_of
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send, usage_of
+from quire.frontend.http.api.pooling.run import PoolRun, params_of, usage_of
+from quire.frontend.http.api.pooling.vectors import NUMBERS_OF_WEIGHT
 from quire.frontend.http.api.services import Services
-from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
 
 
@@ -25,6 +28,7 @@ class ScoreRequest(PoolFields, kw_only=True):
     data_1: str | list[str] | None = None
     data_2: str | list[str] | None = None
     instruction: str | None = None
+    weights_for_different_modes: list[float] | None = None
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -49,22 +53,27 @@ async def score(services: Services, request: Request, response: Response) -> Non
     body = await read_body(_decoder, request, services.unknown_fields)
     model = await check_model(services, request, body.model)
     need(services, "classify", "embed", "token_embed")
-    first, second = _side(body, "text_1", "queries", "data_1"), _side(body, "text_2", "documents", "data_2")
+    first = await _side(body, "text_1", "queries", "data_1")
+    second = await _side(body, "text_2", "documents", "data_2")
     if len(first) not in (1, len(second)):
         raise invalid(f"text_1 must hold one text, or as many as text_2: got {len(first)} and {len(second)}", "text_1")
-    params, run = params_of(task=None, use_activation=body.uses_activation), PoolRun(services, request, body, "score")
-    scores = await run.score(paired(first, second), params, keep=kept(body), instruction=body.instruction)
+    params = params_of(task=None, use_activation=body.uses_activation, dimensions=body.dimensions)
+    run = PoolRun(services, request, body, "score")
+    pairs = await if_many(len(second), paired, first, second)
+    scores = await run.score(
+        pairs, params, keep=kept(body), instruction=body.instruction, weights=body.weights_for_different_modes
+    )
 
-    def make() -> bytes:
-        data = [Score(i, value) for i, value in enumerate(scores.scores.tolist())]
-        return json_bytes(ScoreResponse(run.name, run.created, model, data, usage_of(scores.results.num_prompt_tokens)))
+    def items() -> Iterator[Score]:
+        return (Score(i, value) for i, value in enumerate(scores.scores.tolist()))
 
-    await send(response, make, len(scores.scores))
+    whole = partial(ScoreResponse, run.name, run.created, model, usage=usage_of(scores.results.num_prompt_tokens))
+    await run.send(response, items, len(scores.scores), NUMBERS_OF_WEIGHT, whole)
 
 
-def _side(body: ScoreRequest, *names: str) -> list[Any]:
+async def _side(body: ScoreRequest, *names: str) -> list[Any]:
     """The texts of one side of the pairs, by any of its names. Raises ApiError 400."""
     for name in names:
         if (value := getattr(body, name)) is not None:
-            return prompts_of(value, name, MAX_DOCUMENTS)
+            return await if_many(len(value), prompts_of, value, name, MAX_DOCUMENTS)
     raise invalid(f"{names[0]}: this field is required", names[0])

@@ -23,8 +23,8 @@ from quire.frontend.http.api.pooling.fields import (
     prompts_of,
     refuse,
 )
-from quire.frontend.http.api.pooling.run import PoolRun, params_of, send
-from quire.frontend.http.api.pooling.vectors import numbers, sparse_json
+from quire.frontend.http.api.pooling.run import PoolRun, params_of
+from quire.frontend.http.api.pooling.vectors import NUMBERS_OF_WEIGHT, numbers, sparse_json
 from quire.frontend.http.api.services import Services
 from quire.frontend.http.api.sse import json_bytes
 from quire.frontend.http.protocol.exchange import Request, Response
@@ -91,7 +91,7 @@ async def embed(services: Services, request: Request, response: Response) -> Non
     _cut(body, body.truncate, body.truncation_direction)
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
     data = results.data
-    await send(response, lambda: json_bytes([numbers(vector) for vector in data]), len(data) * len(data[0]))
+    await run.send(response, lambda: map(numbers, data), len(data), len(data[0]))
 
 
 async def root(services: Services, request: Request, response: Response) -> None:
@@ -110,7 +110,7 @@ async def embed_sparse(services: Services, request: Request, response: Response)
     _cut(body, body.truncate, body.truncation_direction)
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, body.prompt_name)), params)
     data = results.data
-    await send(response, lambda: json_bytes([sparse_json(vector) for vector in data]), 4 * sum(map(len, data)))
+    await run.send(response, lambda: map(sparse_json, data), len(data), NUMBERS_OF_WEIGHT * max(map(len, data)))
 
 
 async def embed_all(services: Services, request: Request, response: Response) -> None:
@@ -124,7 +124,7 @@ async def embed_all(services: Services, request: Request, response: Response) ->
     before, is_query = prompt_for_tokens(info, body.prompt_name)
     results = await run.pool(await ids_of(services, prompts, body, before, is_query), params)
     data = results.data
-    await send(response, lambda: json_bytes([numbers(rows) for rows in data]), sum(rows.size for rows in data))
+    await run.send(response, lambda: map(numbers, data), len(data), max(rows.size for rows in data))
 
 
 async def predict(services: Services, request: Request, response: Response) -> None:
@@ -142,14 +142,13 @@ async def predict(services: Services, request: Request, response: Response) -> N
     ids = [next(of_pairs if len(sequence) == 2 else of_singles) for sequence in sequences]
     results = await run.pool(ids, params)
 
-    def make() -> bytes:
-        found = []
-        for row in results.data:
-            predictions = [Prediction(score, label) for score, label in zip(row.tolist(), info.labels, strict=True)]
-            found.append(sorted(predictions, key=lambda prediction: -prediction.score))
-        return json_bytes(found if is_batch else found[0])
+    def predictions(row: np.ndarray) -> list[Prediction]:
+        found = [Prediction(score, label) for score, label in zip(row.tolist(), info.labels, strict=True)]
+        return sorted(found, key=lambda prediction: -prediction.score)
 
-    await send(response, make, len(results.data) * len(info.labels))
+    if not is_batch:
+        return response.send(200, json_bytes(predictions(results.data[0])))
+    await run.send(response, lambda: map(predictions, results.data), len(results.data), NUMBERS_OF_WEIGHT * len(info.labels))
 
 
 def _sequence(given: Any) -> list[str]:
@@ -171,7 +170,7 @@ async def similarity(services: Services, request: Request, response: Response) -
     params, run = params_of(task="embed", use_activation=True), PoolRun(services, request, body, "similarity")
     results = await run.pool(await ids_of(services, prompts, body, named_prompt(info, given.prompt_name)), params)
     source, *others = results.data
-    await send(response, lambda: json_bytes((np.stack(others) @ source).tolist()), len(others))
+    response.send(200, json_bytes((np.stack(others) @ source).tolist()))
 
 
 async def info(services: Services, request: Request, response: Response) -> None:
