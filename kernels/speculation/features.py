@@ -33,9 +33,25 @@ def _row_of(i, query_start, num_rows, SEARCH_STEPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "num_of_step"])
 def _read_kernel(
-    of_step, kept, found, starts, positions, row_slots, step_starts, seq_lens, table, num_rows, num_of_step, size, max_blocks,
-    num_blocks, num_slots, BLOCK_SIZE: tl.constexpr, PART: tl.constexpr, SEARCH_STEPS: tl.constexpr,
-):  # fmt: skip
+    of_step,
+    kept,
+    found,
+    starts,
+    positions,
+    row_slots,
+    step_starts,
+    seq_lens,
+    table,
+    num_rows,
+    num_of_step,
+    size,
+    max_blocks,
+    num_blocks,
+    num_slots,
+    BLOCK_SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
     i = tl.program_id(0)
     row = _row_of(i, starts, num_rows, SEARCH_STEPS)
     begin = tl.load(step_starts + row)
@@ -54,9 +70,22 @@ def _read_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _keep_kernel(
-    of_step, kept, starts, num_rows_ptr, row_slots, seq_lens, seq_len, slots, num_rows, size, num_blocks, num_slots,
-    BLOCK_SIZE: tl.constexpr, PART: tl.constexpr, SEARCH_STEPS: tl.constexpr,
-):  # fmt: skip
+    of_step,
+    kept,
+    starts,
+    num_rows_ptr,
+    row_slots,
+    seq_lens,
+    seq_len,
+    slots,
+    num_rows,
+    size,
+    num_blocks,
+    num_slots,
+    BLOCK_SIZE: tl.constexpr,
+    PART: tl.constexpr,
+    SEARCH_STEPS: tl.constexpr,
+):
     i = tl.program_id(0)
     count = tl.minimum(tl.load(num_rows_ptr), num_rows)
     row = _row_of(i, starts, count, SEARCH_STEPS)
@@ -96,12 +125,9 @@ def read_features(
     found = torch.empty(num_tokens, size, dtype=kept.dtype, device=kept.device)
     table, num_slots, parts = tables.block_table[group], tables.max_num_seqs + 1, triton.cdiv(size, PART)
     steps = inputs.max_rows.bit_length()
-    _read_kernel[(num_tokens, parts)](
-        of_step, kept, found, inputs.query_start, inputs.positions, inputs.row_slots, step.query_start, step.seq_lens, table,
-        num_rows, len(of_step), size, table.shape[1], len(kept), num_slots, block_size, PART, steps,
-    )  # fmt: skip
-    _keep_kernel[(len(of_step), parts)](
-        of_step, kept, step.query_start, step.num_rows, step.row_slots, step.seq_lens, tables.seq_len, step.slot_mapping[group],
-        num_rows, size, len(kept), num_slots, block_size, PART, steps,
-    )  # fmt: skip
+    of_pass = inputs.query_start, inputs.positions, inputs.row_slots, step.query_start, step.seq_lens, table
+    sizes = num_rows, len(of_step), size, table.shape[1], len(kept), num_slots, block_size, PART, steps
+    _read_kernel[(num_tokens, parts)](of_step, kept, found, *of_pass, *sizes)
+    of_rows = step.query_start, step.num_rows, step.row_slots, step.seq_lens, tables.seq_len, step.slot_mapping[group]
+    _keep_kernel[(len(of_step), parts)](of_step, kept, *of_rows, num_rows, size, len(kept), num_slots, block_size, PART, steps)
     return found

@@ -54,9 +54,7 @@ class DraftModel:
         if self.features is not None:
             self.features.renew(num_blocks)
 
-    def read(
-        self, kernels: ModuleType, tables: SlotTables, step: StepBuffers, inputs: StepBuffers, *sizes: int
-    ) -> None:  # fmt: skip
+    def read(self, kernels: ModuleType, tables: SlotTables, step: StepBuffers, inputs: StepBuffers, *sizes: int) -> None:
         """The inputs of a pass behind a step are built: make of the step what a head reads, by Features.before."""
         if self.features is not None:
             cast(Head, self.model).given = self.features.before(kernels, tables, step, inputs, *sizes)

@@ -41,7 +41,7 @@ def pass_of(plan: StepPlan, max_tokens: int, *, reads_all: bool = False) -> Draf
 
 
 class DraftPassSizes:
-    """Sizes to which passes are padded, given the worker's limits. weights_bytes: of the draft model. reads_all: see pass_of."""
+    """Sizes to which passes are padded, given the worker's limits. weights_bytes: of the draft model. reads_all: as there."""
 
     def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int, *, reads_all: bool = False):
         self._reads_all = reads_all
