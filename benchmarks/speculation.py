@@ -9,8 +9,8 @@ gives tokens a second, the mean length of what a step accepted, milliseconds a s
 answers' second half alone (in which the engine has learnt how many drafts pay), and ratios to the first configuration, as soon
 as it is known; the last line is `RESULT {json}`.
 
-The same for vLLM 0.33, which has these keys of --speculative-config: `vllm.LLM(model, load_format="dummy",
-max_model_len=…, enable_prefix_caching=False, speculative_config={"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3,
+The same for vLLM, which has these keys of --speculative-config: `vllm.LLM(model, load_format="dummy", max_model_len=…,
+enable_prefix_caching=False, speculative_config={"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3,
 "rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.6, 0.45]})`, and `generate` with
 `SamplingParams(temperature=1.0, max_tokens=…, ignore_eos=True, detokenize=False)` and the same prompts. A rate is in both
 engines the probability that a draft and all before it are accepted.

@@ -3,10 +3,11 @@
 One engine, scheduler and worker in one process, decodes batches with fixed windows of 1 (no drafts), 2, 4, 8 and 16 tokens, and
 then with windows that the scheduler adapts. Every sequence always has 15 drafts, and each draft is right with the given
 probability, so that the first i are with its i-th power. Sequences begin with --context tokens and never end: a run goes on
-until they have --tokens more each, on the average. An adaptive scheduler first has LEARNING_STEPS to learn. Steps are timed on the
-device, from the end of one to the end of the next. Bias: links and processes cost nothing here, and acceptance by chance costs
-each step with windows some 40 small launches, in fixed windows as in adapted ones. A line of JSON for each rate and batch, at
-once: tokens a second by window, and what adapted windows give of the best fixed one. The last line is `RESULT {json}`.
+until they have --tokens more each, on the average. An adaptive scheduler first has LEARNING_STEPS to learn. Steps are timed on
+the device, from the end of one to the end of the next. Bias: links and processes cost nothing here, and acceptance by chance
+costs each step with windows some 40 small launches, in fixed windows as in adapted ones. There is a line of JSON for each rate
+and batch, at once: tokens a second by window, and what adapted windows give of the best fixed one. The last line is `RESULT
+{json}`.
 """
 
 import argparse
