@@ -1,5 +1,7 @@
 """A GPU's kernels of speculation beneath a whole engine, in Triton's interpreter: tokens are those of a CPU without drafts."""
 
+import sys
+
 import pytest
 from drafters import DrafterOfTexts, drafting
 from eagle3_heads import assert_right, head_of, note_drafts
@@ -125,23 +127,27 @@ def test_a_head_that_drafts_nothing_reads_a_step_by_few_launches(tmp_path, monke
                 names.append(NAMES.get(".".join((*place, name)), name))
             return function(*args, **(kwargs or {}))
 
-    def noted(executor, *args, **kwargs):
-        names.append(executor.fn.__name__)
-        is_inside.append(True)  # of a kernel's interpretation
-        launch(executor, *args, **kwargs)
-        is_inside.pop()
+    def note(frame, event, _):
+        if frame.f_code is not launch:
+            return
+        if event == "call":
+            names.append(frame.f_locals[launch.co_varnames[0]].fn.__name__)
+            is_inside.append(True)  # of a kernel's interpretation
+        elif event == "return":
+            is_inside.pop()
 
     emulate_gpu(monkeypatch)
     config = SpeculativeConfig(method="eagle3", model=str(head_of().save(tmp_path)), num_speculative_tokens=3)
     engine = InterpretedEngine(tiny_model("llama"), **SIZES, speculation=config, padded=True)
-    names, is_inside, passes, launch, drafter = [], [], [], GridExecutor.__call__, engine.runner.device.drafter
-    monkeypatch.setattr(GridExecutor, "__call__", noted)
+    names, is_inside, passes, launch, drafter = [], [], [], GridExecutor.__call__.__code__, engine.runner.device.drafter
     run = drafter.run
 
     def traced(some, *rest):
         names.clear()
+        sys.setprofile(note)
         with Launches():
             run(some, *rest)
+        sys.setprofile(None)
         passes.append((some.depth, some.tokens, list(names)))
 
     drafter.run = traced
