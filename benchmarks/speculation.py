@@ -5,8 +5,15 @@ configuration, or with "off", nothing is drafted. Random weights serve (--load-f
 that tokens are steps, and the ratio to the first configuration is the price of a step; with `"rejection_sample_method":
 "synthetic"` and `synthetic_acceptance_rates` drafts are accepted as often as these say. --repeating: prompts repeat one token,
 and so do the answers, since no other is allowed: an n-gram drafter is always right. A line for each configuration and batch
-gives tokens a second, the mean length of what a step accepted, milliseconds a step of one row, and both ratios to the first
-configuration; the last line is `RESULT {json}`.
+gives tokens a second, the mean length of what a step accepted, milliseconds a step of one row, the tokens a second of the
+answers' second half alone (in which the engine has learnt how many drafts pay), and ratios to the first configuration, as soon
+as it is known; the last line is `RESULT {json}`.
+
+The same for vLLM, which has these keys of --speculative-config: `vllm.LLM(model, load_format="dummy", max_model_len=…,
+enable_prefix_caching=False, speculative_config={"method": "eagle3", "model": HEAD, "num_speculative_tokens": 3,
+"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.8, 0.6, 0.45]})`, and `generate` with
+`SamplingParams(temperature=1.0, max_tokens=…, ignore_eos=True, detokenize=False)` and the same prompts. A rate is in both
+engines the probability that a draft and all before it are accepted.
 """
 
 import argparse
@@ -37,28 +44,30 @@ def counters(llm: LLM) -> dict[str, float]:
 def measure(llm: LLM, batch: int, args: argparse.Namespace, vocab: int) -> dict[str, float]:
     """Tokens a second, and tokens a step of a row, of the fastest of --repeat runs."""
     allowed = [REPEATED] if args.repeating else None
-    params, few = (
+    params, half, few = (
         SamplingParams(temperature=1.0, max_tokens=most, ignore_eos=True, detokenize=False, allowed_token_ids=allowed)
-        for most in (args.tokens, 1)
+        for most in (args.tokens, args.tokens // 2, 1)
     )
     asked = prompts(batch, args, vocab)
     llm.generate(asked, params, use_tqdm=False)
-    times, first, before = [], float("inf"), counters(llm)
-    for _ in range(args.repeat):
-        begin = time.perf_counter()
-        llm.generate(asked, few, use_tqdm=False)
-        middle = time.perf_counter()
-        llm.generate(asked, params, use_tqdm=False)
-        took = time.perf_counter() - middle
-        first = min(first, middle - begin)
-        times.append(took)
+    firsts, halves = ([_seconds(llm, asked, some) for _ in range(args.repeat)] for some in (few, half))
+    before = counters(llm)
+    times = [_seconds(llm, asked, params) for _ in range(args.repeat)]
     after = counters(llm)
     accepted = sum(after.get(name, 0) - before.get(name, 0) for name in after if name.endswith("num_accepted_tokens"))
     total = args.repeat * batch * (args.tokens - 1)
     length = total / max(total - accepted, 1)
-    tokens_s = batch * (args.tokens - 1) / (min(times) - first)  # without the prompts
+    tokens_s = batch * (args.tokens - 1) / (min(times) - min(firsts))  # without the prompts
+    second_half = batch * (args.tokens - args.tokens // 2) / max(min(times) - min(halves), 1e-9)
     print("seconds of each run:", *(f"{took:.3f}" for took in times), flush=True)
-    return {"tokens_s": round(tokens_s, 1), "length": round(length, 3), "step_ms": round(1000 * batch * length / tokens_s, 3)}
+    of_steps = {"length": round(length, 3), "step_ms": round(1000 * batch * length / tokens_s, 3)}
+    return {"tokens_s": round(tokens_s, 1), "second_half_s": round(second_half, 1), **of_steps}
+
+
+def _seconds(llm: LLM, asked: list[dict[str, list[int]]], params: SamplingParams) -> float:
+    begin = time.perf_counter()
+    llm.generate(asked, params, use_tqdm=False)
+    return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -89,7 +98,7 @@ def main() -> None:
         for batch in args.batch:
             found = measure(llm, batch, args, vocab)
             base = first.setdefault(batch, found)
-            ratios = {f"{key}_ratio": round(found[key] / base[key], 3) for key in ("tokens_s", "step_ms")}
+            ratios = {f"{key}_ratio": round(found[key] / base[key], 3) for key in ("tokens_s", "second_half_s", "step_ms")}
             results.append({"config": config, "batch": batch, **found, **ratios})
             print(json.dumps(results[-1]), flush=True)
         llm.shutdown()

@@ -80,7 +80,7 @@ def compiled_kernels() -> dict[tuple[str, str], Any]:
         mamba_windows,
     )
     from quire.kernels.sampling import sampler, sampler_filter, sampler_sharded  # noqa: F401
-    from quire.kernels.speculation import accept, draft_passes, ngram  # noqa: F401
+    from quire.kernels.speculation import accept, draft_passes, features, ngram  # noqa: F401
     from quire.kernels.step import finish_windows, step_inputs, step_states, windows  # noqa: F401
 
     ours = [module for name, module in sys.modules.items() if name.startswith("quire.kernels.")]

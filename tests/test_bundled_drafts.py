@@ -1,7 +1,9 @@
 """The bundled model's drafters: they are right often enough, and its answers are those without them."""
 
 import functools
+import random
 
+import msgspec
 import pytest
 from inline_engine import InlineEngine
 from tokenizers import Tokenizer
@@ -63,3 +65,28 @@ def test_revisited_prefixes_are_drafted_from_as_cold_ones(method):
     cold, last = turns[0], [b - a for a, b in zip(turns[3], turns[4], strict=True)]
     assert engine.scheduler.counters.cached_tokens > 300
     assert last[0] / last[1] >= 0.99 * cold[0] / cold[1] > 0
+
+
+@pytest.mark.parametrize(("num_requests", "num_prefixes"), [(72, 8), pytest.param(10_000, 60, marks=pytest.mark.slow)], ids=str)
+def test_the_last_of_many_requests_accepts_as_much_as_the_first(num_requests, num_prefixes):
+    """Over prefixes of which the cache holds a part: each is met cold, hit, evicted, and met again."""
+    speculation = SpeculativeConfig(method="eagle3", model=str(BUNDLED_DRAFTS / "eagle3"), num_speculative_tokens=3)
+    speculation = msgspec.structs.replace(speculation, enable_adaptive_verification=False)
+    engine = InlineEngine(BUNDLED, eos=(0, 3), speculation=speculation, num_blocks=8 + 3 * num_prefixes)
+    head = prompts()[0] + prompts()[1]
+    asked = [head[:i] + prompts()[i % len(QUESTIONS)] + head for i in range(num_prefixes)]
+    params, draw = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True), random.Random(5)
+
+    def accepted_by(some):
+        before = engine.scheduler.counters.windows.so_far()
+        outputs = engine.generate(some, params)
+        after = engine.scheduler.counters.windows.so_far()
+        return outputs, sum(after.accepted_by_place) - sum(before.accepted_by_place)
+
+    engine.generate([[5]], params)
+    first, cold = accepted_by(asked)
+    cached, left = engine.scheduler.counters.cached_tokens, num_requests - 2 * num_prefixes
+    engine.generate(draw.choices(asked, k=left), params)
+    last, revisited = accepted_by(asked)
+    assert last == first and revisited >= 0.99 * cold > 0
+    assert 16 * left < engine.scheduler.counters.cached_tokens - cached < sum(map(len, asked)) * num_requests / num_prefixes

@@ -120,6 +120,17 @@ def test_a_head_that_is_never_right_still_reads_every_step(tmp_path):
     assert_right(found[-40:], head, "llama", 20)
 
 
+@pytest.mark.slow
+def test_many_rows_that_enter_new_blocks_together_are_still_read(tmp_path):
+    """Each lacks its last token then, so that a pass behind the next step has two tokens of each."""
+    head = head_of(draft_vocab=300)
+    speculation = eagle3(head.save(tmp_path), 4, enable_adaptive_verification=True)
+    engine = engine_with(speculation, max_num_seqs=66, budget=600)
+    found, params = note_drafts(engine), SamplingParams(max_tokens=55, temperature=0.7, seed=1, ignore_eos=True)
+    engine.generate([[4 + i, 5, 6, 7, 8] for i in range(66)], params)
+    assert_right(found[-150:], head, "llama")
+
+
 @pytest.mark.parametrize(
     ("how", "changes", "said"),
     [

@@ -5,6 +5,8 @@ differ in these; every pair of values of two factors is in at least one case. Gr
 """
 
 import functools
+import json
+import shutil
 from itertools import combinations
 from typing import Any
 
@@ -264,6 +266,25 @@ def test_drafts_that_are_never_right_are_soon_only_tried():
     params = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
     engine.generate([[4, 5, 6]], params)
     assert engine.scheduler.counters.windows.so_far().num_drafts < 45  # 32 steps, those in flight then, and one in 64
+
+
+@pytest.mark.slow
+def test_position_40000_accepts_as_the_start(tmp_path):
+    """A draft model that is the model itself is right at both, but for near ties: its text, entries and positions go so far."""
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 65536})
+    )
+    sizes = {"max_model_len": 40200, "num_blocks": 1300, "block_size": 64, "budget": 4096, "max_num_seqs": 2}
+    speculation = config(5, method="draft_model", model=str(folder))
+    engine, part = InlineEngine(folder, **sizes, speculation=speculation), [(5 * k * k) % 400 + 4 for k in range(50)]
+    params = SamplingParams(max_tokens=60, temperature=0.7, seed=1, ignore_eos=True)
+    for length in (40, 40_000):
+        before = engine.scheduler.counters.windows.so_far()
+        engine.generate([(part * 800)[:length]], params)
+        after = engine.scheduler.counters.windows.so_far()
+        drafts = after.draft_tokens - before.draft_tokens
+        assert sum(after.accepted_by_place) - sum(before.accepted_by_place) >= 0.99 * drafts > 40
 
 
 def test_a_model_without_full_attention_is_refused():

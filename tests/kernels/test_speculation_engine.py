@@ -1,5 +1,7 @@
 """A GPU's kernels of speculation beneath a whole engine, in Triton's interpreter: tokens are those of a CPU without drafts."""
 
+import sys
+
 import pytest
 from drafters import DrafterOfTexts, drafting
 from eagle3_heads import assert_right, head_of, note_drafts
@@ -96,9 +98,60 @@ def test_an_eagle3_head_computes_what_the_reference_does(padded, tmp_path, monke
 
     emulate_gpu(monkeypatch)
     head = head_of(draft_vocab=300)
-    config = SpeculativeConfig(method="eagle3", model=str(head.save(tmp_path)), num_speculative_tokens=3)
+    config = SpeculativeConfig(
+        method="eagle3", model=str(head.save(tmp_path)), num_speculative_tokens=3, enable_adaptive_verification=False
+    )
     plain = InlineEngine(tiny_model("llama"), **SIZES)
     engine = InterpretedEngine(tiny_model("llama"), **SIZES, speculation=config, padded=padded)
     found = note_drafts(engine)
-    assert outputs_of(engine, 5) == outputs_of(plain, 5)
+    assert outputs_of(engine, 3) == outputs_of(plain, 3)
     assert_right(found, head, "llama")
+
+
+PASS = ["_missing_kernel", "_layout_kernel", "_tokens_kernel", "linear", "_read_kernel", "_keep_kernel", "embedding", "norm"]
+PASS += ["norm", "cat", "linear", "_rope_kv_kernel"]
+NAMES = {"mkldnn._linear_pointwise": "linear", "aten.embedding": "embedding", "aten.linalg_vector_norm": "norm"}
+NO_LAUNCH = {"select", "slice", "unflatten", "empty", "view", "addcmul", "rsqrt_", "mul", "mul_"}  # or a part of a norm
+
+
+@pytest.mark.interpret
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_head_that_drafts_nothing_reads_a_step_by_few_launches(tmp_path, monkeypatch):
+    from interpreted_engine import InterpretedEngine, emulate_gpu
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from triton.runtime.interpreter import GridExecutor
+
+    class Launches(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            *place, name, _ = str(function).split(".")
+            if name not in NO_LAUNCH and not is_inside:
+                names.append(NAMES.get(".".join((*place, name)), name))
+            return function(*args, **(kwargs or {}))
+
+    def note(frame, event, _):
+        if frame.f_code is not launch:
+            return
+        if event == "call":
+            names.append(frame.f_locals[launch.co_varnames[0]].fn.__name__)
+            is_inside.append(True)  # of a kernel's interpretation
+        elif event == "return":
+            is_inside.pop()
+
+    emulate_gpu(monkeypatch)
+    config = SpeculativeConfig(method="eagle3", model=str(head_of().save(tmp_path)), num_speculative_tokens=3)
+    engine = InterpretedEngine(tiny_model("llama"), **SIZES, speculation=config, padded=True)
+    names, is_inside, passes, launch, drafter = [], [], [], GridExecutor.__call__.__code__, engine.runner.device.drafter
+    run = drafter.run
+
+    def traced(some, *rest):
+        names.clear()
+        sys.setprofile(note)
+        with Launches():
+            run(some, *rest)
+        sys.setprofile(None)
+        passes.append((some.depth, some.tokens, list(names)))
+
+    drafter.run = traced
+    engine.generate([[4, 5, 6]], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+    assert passes[-1] == (0, 2, PASS)

@@ -21,7 +21,7 @@ from quire.kernels.recurrent.convolution_reference import Gates
 from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, DeltaWeights
 from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights
 from quire.kernels.recurrent.rows import Rows, Windows
-from quire.kernels.speculation import accept, draft_passes, ngram
+from quire.kernels.speculation import accept, draft_passes, features, ngram
 from quire.kernels.speculation.draft_state import DraftState
 from quire.kernels.step import step_inputs, step_states
 from quire.kernels.step.tables import (
@@ -97,6 +97,7 @@ def run(n):
     draft_passes.note_tokens(step, state, 1, n, block_size=64)
     how = {"block_size": 64, "vocab": vocab}
     draft_passes.begin_pass(tables, step, state, inputs, 1, n, n, depth=n % 15, longest=2000 + n, **how)
+    features.read_features(tables, step, inputs, meta(n, 4096), meta(99, 4096), 1, n, n, 64)
     window = WindowIds(state.ids.view(-1), state.places[:n], 16)
     given = state.slots[:n], state.positions[:n], tables, pool, space
     sampled = sampler.sample(meta(n, vocab), *given, random=True, filtered=True, processors=True, window=window)

@@ -211,6 +211,27 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(keys: Keys, tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_ranks_of_two_hosts_accept_alike(keys: Keys) -> None:
+    """Each shares drafts out by tables of its own, so that one difference would part their tokens."""
+    drafts = '{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}'
+    ids, asked = [5, 600, 7] * 9, ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3}, {"temperature": 0.0})
+    params = [SamplingParams(max_tokens=60, ignore_eos=True, **p) for p in asked]
+    alone = InlineEngine(BUNDLED).generate([ids] * len(asked), params)
+    with Agent(keys, "drafts") as other:
+        flags = "-tp", "2", *keys.flags(other), "--speculative-config", drafts, "--per-request-spec-decode-metrics", "summary"
+        with Served(*SMALL, *flags) as served:
+            served.ready()
+            accepted = 0
+            for given, tokens in zip(asked, alone, strict=True):
+                answer = served.complete(ids, max_tokens=60, ignore_eos=True, return_token_ids=True, **given)
+                assert answer["choices"][0]["token_ids"] == tokens
+                accepted += answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+            assert accepted > 0
+            assert served.end() == 0
+        assert other.end() == 0
+
+
+@pytest.mark.slow
 def test_two_stages_on_two_hosts(keys: Keys) -> None:
     """The last one is the engine's: it says the results."""
     ids = [5, 600, 7, 1900, 2000, 40]

@@ -288,8 +288,16 @@ class InlineEngine:
     def _results(self, step) -> Samples:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
-        number, rows = step.step & STEP_MASK, len(step.slots)
-        entry = self.runner.device.results[number % len(self.runner.device.results)].cpu().numpy()
+        return self.samples_of(step, self.result_words(step).cpu())
+
+    def result_words(self, step) -> torch.Tensor:
+        """Where the device writes a step's results."""
+        results = self.runner.device.results
+        return results[(step.step & STEP_MASK) % len(results)]
+
+    def samples_of(self, step, words: torch.Tensor) -> Samples:
+        """words: those of `result_words`, on the CPU."""
+        number, rows, entry = step.step & STEP_MASK, len(step.slots), words.numpy()
         at = self.runner.ctx.max_samples
         parts = [entry[: rows + step.draft_tokens], entry[at : at + rows if step.draft_tokens else at]]
         assert all((words >> 32 == number).all() for words in parts), "a result word of another step"

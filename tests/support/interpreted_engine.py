@@ -12,7 +12,7 @@ from inline_engine import InlineEngine
 from quire.ipc.step.sections import result_words
 from quire.kernels.recurrent import convolution, delta, mamba
 from quire.kernels.sampling import sampler, sampler_sharded
-from quire.kernels.speculation import accept, draft_passes, ngram
+from quire.kernels.speculation import accept, draft_passes, features, ngram
 from quire.kernels.step import step_inputs, step_states
 from quire.workers.attention import cuda
 from quire.workers.attention.cuda import CudaModelAttention
@@ -34,7 +34,7 @@ def emulate_gpu(monkeypatch):
 
 class InterpretedDevice(Device):
     def __init__(self, ctx):
-        modules = (step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes)
+        modules = (step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes, features)
         super().__init__(ctx, *modules, CpuMasks(ctx.sampled_rows, ctx.config.vocab_size), None)
         words = result_words(ctx.max_rows, max_samples=ctx.max_samples)
         self.results = torch.zeros((RESULT_DEPTH, words), dtype=torch.int64)

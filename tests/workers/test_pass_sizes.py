@@ -34,8 +34,11 @@ def plan(decode, prompts, depth, drafts=0):
         (plan(2, [], 3, 6), False, DraftPass(32, 2, False, 3, SAMPLING_RANDOM)),
         (plan(30, [], 3, 90), False, DraftPass(120, 30, False, 3, SAMPLING_RANDOM)),
         (plan(30, [], 0), False, None),  # drafts are of no use now
-        (plan(30, [], 0), True, DraftPass(64, 30, False, 0, SAMPLING_RANDOM)),
-        (plan(0, [500], 0), False, DraftPass(501, 1, True, 0, SAMPLING_RANDOM)),  # prompts are read
+        (plan(30, [], 0), True, DraftPass(60, 30, False, 0, 0)),  # each may lack the token before, too
+        (plan(1, [], 3), True, DraftPass(2, 1, False, 3, SAMPLING_RANDOM)),
+        (plan(1, [], 0, 3), True, DraftPass(16, 1, False, 0, 0)),
+        (plan(64, [], 0, 8), True, DraftPass(136, 64, False, 0, 0)),
+        (plan(0, [500], 0), False, DraftPass(501, 1, True, 0, 0)),  # prompts are read
         (plan(3, [500, 7], 2, 6), False, DraftPass(518, 5, True, 2, SAMPLING_RANDOM)),
         (plan(3, [900], 2), False, DraftPass(600, 4, True, 2, SAMPLING_RANDOM)),
         (plan(0, [], 3), True, None),
@@ -56,6 +59,11 @@ def test_passes_are_padded_to_sizes_that_hold_them():
             assert mixed
     large = DraftPassSizes(256, 8192 + 256, 10**12)
     assert large.padded(DraftPass(8192 + 256, 256, True, 3, 0)) is None
+    heads = DraftPassSizes(256, 8192 + 256, 10**9, reads_all=True)
+    steps = [plan(1, [], depth, drafts) for depth in (0, 3) for drafts in (0, 3)]
+    passes = {heads.padded(pass_of(step, 8192, reads_all=True)) for step in steps}
+    assert len(passes) == 4 and {some.tokens for some in passes} == {2, 16}  # of one sequence
+    assert DraftPass(2, 1, False, 0, 0) in passes & {*heads.at_start(3)}
     start = sizes.at_start(3)
     assert start and all(sizes.padded(some) == some for some in start)
     assert all(some.tokens <= 8192 + 256 for some in sizes.to_run(7))

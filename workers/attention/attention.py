@@ -38,6 +38,10 @@ class ModelAttention(ABC):
         rows may have several tokens; their numbers are in step.query_start. has_more_tokens: and together more than num_rows.
         """
 
+    def begin_writes(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+        """Prepare a step of which only keys and values are wanted: what `attend` returns may hold anything."""
+        self.begin(tables, step, num_tokens, num_rows, None)
+
     @abstractmethod
     def attend(
         self,

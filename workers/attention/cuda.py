@@ -166,9 +166,16 @@ class CudaModelAttention(ModelAttention):
         rows = step.row_slots[:num_rows]
         last, step.sees_ahead = step.last_visible[:num_tokens] if step.sees_ahead else None, False
         which = has_decode, has_prefill, limit, windows, has_more_tokens
-        self._step = Step(step, tables.block_table, rows, lengths, *which, last)
+        self._begin(Step(step, tables.block_table, rows, lengths, *which, last), num_tokens)
+
+    def begin_writes(self, tables: SlotTables, step: StepBuffers, num_tokens: int, num_rows: int) -> None:
+        lengths = step.query_start[: num_rows + 1], step.seq_lens[:num_rows]
+        self._begin(Step(step, tables.block_table, step.row_slots[:num_rows], lengths, False, False, None), num_tokens)
+
+    def _begin(self, step: Step, num_tokens: int) -> None:
+        self._step = step
         for space in self.workspaces.values():
-            space.begin(self._step, num_tokens, self._max_keys)
+            space.begin(step, num_tokens, self._max_keys)
 
     def attend(
         self,

@@ -11,7 +11,7 @@ import torch
 from quire.ipc.step.result_ring import ResultRing
 from quire.ipc.step.sections import result_words
 from quire.kernels.sampling import sampler_cpu, sampler_sharded_cpu
-from quire.kernels.speculation import accept_cpu, draft_passes_cpu, ngram_cpu
+from quire.kernels.speculation import accept_cpu, draft_passes_cpu, features_cpu, ngram_cpu
 from quire.kernels.step import step_inputs_cpu, step_states_cpu
 from quire.kernels.step.tables import SlotTables, StepBuffers
 from quire.workers.attention.cpu import CpuModelAttention
@@ -30,6 +30,7 @@ class CpuDevice(Device):
             accept_cpu,
             ngram_cpu,
             draft_passes_cpu,
+            features_cpu,
             CpuMasks(ctx.sampled_rows, ctx.config.vocab_size),
             ring,
         )

@@ -20,7 +20,7 @@ from quire.ipc.step.sections import HEADER, result_words
 from quire.kernels.experts import experts
 from quire.kernels.linear import fixed, scaled, split_linear
 from quire.kernels.sampling import sampler, sampler_sharded
-from quire.kernels.speculation import accept, draft_passes, ngram
+from quire.kernels.speculation import accept, draft_passes, features, ngram
 from quire.kernels.step import step_inputs, step_states
 from quire.kernels.triton_support.dependent_launch import mode_for
 from quire.kernels.tuning.current import current
@@ -37,7 +37,7 @@ DEVICE_WORDS = HEADER.at["device_words"]
 class CudaDevice(Device):
     def __init__(self, ctx: DeviceContext, ring: ResultRing | None):
         masks = CudaMasks(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
-        modules = step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes
+        modules = step_inputs, step_states, sampler, sampler_sharded, accept, ngram, draft_passes, features
         super().__init__(ctx, *modules, masks, ring)
         self._stream = torch.cuda.Stream(ctx.device)
         self.plan = torch.zeros(ctx.max_device_words, dtype=torch.int32, device=ctx.device)

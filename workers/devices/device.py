@@ -108,6 +108,7 @@ class Device(ABC):
         accept: ModuleType,
         ngram: ModuleType,
         draft_passes: ModuleType,
+        features: ModuleType,
         masks: RowMasks,
         ring: ResultRing | None,
     ):
@@ -123,21 +124,21 @@ class Device(ABC):
         self._accept = accept
         rates = ctx.speculation.synthetic_acceptance_rates if ctx.speculation is not None else []
         self._rates = torch.tensor(rates, dtype=torch.float32, device=ctx.device)
-        self.drafter: Drafter = make_drafter(ctx.speculation, ctx.cache, ngram, self._draft_model(draft_passes))
+        self.drafter: Drafter = make_drafter(ctx.speculation, ctx.cache, ngram, self._draft_model(draft_passes, features))
         self._own = ctx.parallel.vocabulary(ctx.config.vocab_size)  # tokens whose logits this rank computes
         self._sharded_workspace = ShardedWorkspace.allocate(
             0 if self._own.is_whole else ctx.sampled_rows, self._own.size, ctx.device
         )
         self._workspace = SamplerWorkspace.allocate(ctx.sampled_rows, ctx.config.vocab_size, ctx.device)
 
-    def _draft_model(self, kernels: ModuleType) -> tuple[DraftModel, DraftDevice] | None:
+    def _draft_model(self, kernels: ModuleType, features: ModuleType) -> tuple[DraftModel, DraftDevice] | None:
         ctx, draft = self.ctx, self.ctx.draft_model
         if draft is None:
             return None
         most = ctx.max_tokens + ctx.max_rows  # those of a step, and what its prompts have sampled
         own = replace(ctx, config=draft.config, cache=draft.cache, parallel=draft.parallel, max_tokens=most)
         attention = self.new_attention(replace(own, states=StateCache.of_nothing()))
-        return draft, DraftDevice(kernels, attention, self.draw, ctx.max_rows, most, ctx.config.vocab_size)
+        return draft, DraftDevice(kernels, features, attention, self.draw, ctx.max_rows, most, ctx.config.vocab_size)
 
     # ------------------------------------------------------------------------------------------- the same everywhere
     def prepare(

@@ -50,6 +50,7 @@ class DraftDevice(NamedTuple):
     """The parts of the device that a draft model needs."""
 
     kernels: ModuleType  # kernels/speculation/draft_passes, or its functions for a CPU
+    features: ModuleType  # kernels/speculation/features, or its function for a CPU
     attention: ModelAttention  # of the draft model's layers
     draw: Draw
     max_rows: int  # of a step
@@ -61,7 +62,7 @@ class DraftModelDrafter(Drafter):
     def __init__(self, config: SpeculativeConfig, cache: KVCache, draft: DraftModel, device: DraftDevice) -> None:
         """cache: the target's. Raises ModelConfigError."""
         self._draft, self._cache, self._group = draft, cache, full_attention_group(cache)
-        self._kernels, self._attention, self.draw_tokens, rows, self.max_tokens, self._vocab_size = device
+        self._kernels, self._features, self._attention, self.draw_tokens, rows, self.max_tokens, self._vocab_size = device
         self._depth, place = config.num_speculative_tokens, draft.parallel.device
         self.state = DraftState.allocate(0, cache.block_size, rows, place)
         inputs, groups = StepBuffers.allocate(self.max_tokens, rows, 1, place), len(draft.cache.groups)
@@ -80,7 +81,7 @@ class DraftModelDrafter(Drafter):
         self._kernels.note_tokens(step, self.state, self._group, num_tokens, block_size=self._cache.block_size)
 
     def follow(self, plan: StepPlan, tables: SlotTables, step: StepBuffers, graphs: Graphs | None) -> None:
-        if (wanted := pass_of(plan, self.max_tokens, reads_all=self._draft.features is not None)) is None:
+        if (wanted := pass_of(plan, self.max_tokens, reads_all=self._draft.reads_all)) is None:
             return
         captured = None if graphs is None else self._pass_sizes.padded(wanted)
         if graphs is None or captured is None:
@@ -98,7 +99,8 @@ class DraftModelDrafter(Drafter):
 
     @cached_property
     def _pass_sizes(self) -> DraftPassSizes:
-        return DraftPassSizes(self._max_rows, self.max_tokens, self._draft.model.weights_bytes)
+        draft = self._draft
+        return DraftPassSizes(self._max_rows, self.max_tokens, draft.model.weights_bytes, reads_all=draft.reads_all)
 
     def run(self, some: DraftPass, tables: SlotTables, step: StepBuffers) -> None:
         """Compute what is missing, then draft. Nothing here depends on values on the device, except on a CPU."""
@@ -107,11 +109,14 @@ class DraftModelDrafter(Drafter):
         arguments = (tables, step, self.state, inputs, self._group, some.tokens, some.rows)
         how = {"block_size": size, "depth": some.depth, "longest": self._draft.longest, "vocab": vocab}
         tokens, rows = kernels.begin_pass(*arguments, **how)
-        self._draft.read(tables, step, inputs, self._group, tokens, rows, some.tokens, size)
+        self._draft.read(self._features, tables, step, inputs, some.tokens, self._group, tokens, rows, size)
         if not tokens:
             return
         decode_rows = None if some.mixed else rows
-        self._attention.begin(own, inputs, tokens, rows, decode_rows, windows=True, has_more_tokens=True)
+        if not some.depth and self._draft.writes_alone:
+            self._attention.begin_writes(own, inputs, tokens, rows)
+        else:
+            self._attention.begin(own, inputs, tokens, rows, decode_rows, windows=True, has_more_tokens=True)
         context = step_context(self._attention.attend, inputs, tokens, rows, decode_rows)
         given = inputs.input_ids[:tokens], context, inputs.logits_indices[:rows]
         if not some.depth:

@@ -108,6 +108,8 @@ class Eagle3Model(Module):
 
 
 class Eagle3Head(Head):
+    writes_alone = True
+
     def __init__(
         self,
         config: Eagle3Config,

@@ -13,6 +13,7 @@ class Head(LanguageModel):
     """`given`: the features of the tokens before those of the next forward, [T, D]; a forward leaves its rows' own there."""
 
     given: torch.Tensor
+    writes_alone = False  # `write` needs nothing that attention returns
 
     def write(self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor) -> None:
         """A forward behind which nothing is drafted: the cache gets the entries, and `given` is used up."""

@@ -7,6 +7,7 @@ its keys and values have the ids of the target's blocks. The engine compares the
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import cast
 
 import torch
@@ -53,10 +54,19 @@ class DraftModel:
         if self.features is not None:
             self.features.renew(num_blocks)
 
-    def read(self, tables: SlotTables, step: StepBuffers, inputs: StepBuffers, *sizes: int) -> None:
+    def read(self, kernels: ModuleType, tables: SlotTables, step: StepBuffers, inputs: StepBuffers, *sizes: int) -> None:
         """The inputs of a pass behind a step are built: make of the step what a head reads, by Features.before."""
         if self.features is not None:
-            cast(Head, self.model).given = self.features.before(tables, step, inputs, *sizes)
+            cast(Head, self.model).given = self.features.before(kernels, tables, step, inputs, *sizes)
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether it must read each step behind it."""
+        return self.features is not None
+
+    @property
+    def writes_alone(self) -> bool:
+        return isinstance(self.model, Head) and self.model.writes_alone
 
     def write(self, input_ids: torch.Tensor, context: StepContext, logits_indices: torch.Tensor) -> None:
         """A forward of a pass that drafts nothing, for the entries that the cache gets."""

@@ -29,18 +29,22 @@ class DraftPass(NamedTuple):
 
 
 def pass_of(plan: StepPlan, max_tokens: int, *, reads_all: bool = False) -> DraftPass | None:
-    """The passes to compute behind a step; None if there are none. reads_all: every step's tokens must be read at once."""
-    rows, mixed = plan.num_rows, len(plan.prefill_rows) > 0
-    if not rows or not (mixed or plan.draft_depth or reads_all):
+    """The passes to compute behind a step; None if there are none. reads_all: every step's tokens are read behind it, so that a
+    row lacks no more than those of its step, and one: its last token, which had no KV block behind the step before."""
+    rows, mixed, depth = plan.num_rows, len(plan.prefill_rows) > 0, plan.draft_depth
+    if not rows or not (mixed or depth or reads_all):
         return None
-    tokens = max(plan.num_tokens + len(plan.prefill_rows), min(MAX_WINDOW * rows, CATCH_UP_TOKENS))
-    return DraftPass(min(tokens, max_tokens), rows, mixed, plan.draft_depth, plan.sampling_kind & _KINDS)
+    tokens = plan.num_tokens + (rows if reads_all else len(plan.prefill_rows))
+    if plan.draft_tokens or not reads_all:
+        tokens = max(tokens, min(MAX_WINDOW * rows, CATCH_UP_TOKENS))
+    return DraftPass(min(tokens, max_tokens), rows, mixed, depth, plan.sampling_kind & _KINDS if depth else 0)
 
 
 class DraftPassSizes:
-    """Sizes to which passes are padded, given the worker's limits. weights_bytes: of the draft model."""
+    """Sizes to which passes are padded, given the worker's limits. weights_bytes: of the draft model. reads_all: as there."""
 
-    def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int):
+    def __init__(self, max_rows: int, max_tokens: int, weights_bytes: int, *, reads_all: bool = False):
+        self._reads_all = reads_all
         self._decode_tokens, self._decode_rows = decode_sizes(max_tokens), decode_sizes(min(max_rows, max_tokens))
         self._mixed_tokens = mixed_token_sizes(min(max_tokens, most_tokens(max(weights_bytes, 1))))
         mixed = mixed_row_sizes(max_rows)
@@ -58,6 +62,7 @@ class DraftPassSizes:
         """Passes that between them run every kernel that others may need."""
         kinds = [self._decode(1, min(2, depth), kind) for kind in reversed(_KINDS_TO_RUN)]
         decode = [self._decode(rows, min(2, depth), 0) for rows in self._decode_rows]
+        decode += [self._reading(rows) for rows in self._decode_rows] if self._reads_all else []
         return kinds + decode + [DraftPass(n, self._mixed_rows[0], True, 0, 0) for n in self._mixed_tokens]
 
     def at_start(self, depth: int) -> list[DraftPass]:
@@ -65,10 +70,17 @@ class DraftPassSizes:
         rows = [n for n in self._decode_rows if n <= START_ROWS]
         tokens = [n for n in self._mixed_tokens if n <= START_TOKENS]
         mixed = [DraftPass(n, self._mixed_rows[0], True, depth, kind) for n in tokens for kind in _COMMON_KINDS]
-        return [self._decode(n, depth, kind) for n in rows for kind in _COMMON_KINDS] + mixed
+        reading = [self._reading(n) for n in rows] if self._reads_all else []
+        return [self._decode(n, depth, kind) for n in rows for kind in _COMMON_KINDS] + mixed + reading
 
     def _decode(self, rows: int, depth: int, kind: int) -> DraftPass:
         """The pass behind a step of so many decode rows, with all their drafts."""
-        tokens = max(rows * (1 + depth), min(MAX_WINDOW * rows, CATCH_UP_TOKENS))
-        fitting = bisect.bisect_left(self._decode_tokens, min(tokens, self._decode_tokens[-1]))
-        return DraftPass(self._decode_tokens[fitting], rows, False, depth, kind)
+        tokens = max(rows * (1 + depth + self._reads_all), min(MAX_WINDOW * rows, CATCH_UP_TOKENS))
+        return DraftPass(self._fitting(tokens), rows, False, depth, kind)
+
+    def _reading(self, rows: int) -> DraftPass:
+        """The pass behind a step of so many decode rows without drafts, of a head that drafts nothing."""
+        return DraftPass(self._fitting(2 * rows), rows, False, 0, 0)
+
+    def _fitting(self, tokens: int) -> int:
+        return self._decode_tokens[bisect.bisect_left(self._decode_tokens, min(tokens, self._decode_tokens[-1]))]
