@@ -94,7 +94,6 @@ def _solve_kernel(
     V_2: tl.constexpr,
     ROWS_2: tl.constexpr,
     PRECISION: tl.constexpr,
-    EXACT: tl.constexpr,
 ):
     head = tl.program_id(1)
     row, number = find_chunk(query_start_ptr, limit_ptr, tl.program_id(0), R, ROWS_2)
@@ -124,7 +123,7 @@ def _solve_kernel(
         if r > 0:
             from_block = tl.where(own, tl.exp(sums), 0.0)
             decayed = tl.trans(tl.where(earlier, k * tl.exp(to_end), 0.0))
-            system += tl.dot(k * from_block, decayed, input_precision=EXACT)
+            system += tl.dot(k * from_block, decayed, input_precision="ieee")
             products += tl.dot(q * from_block, decayed, input_precision=PRECISION)
         from_start = tl.where((block > r)[:, None], from_start + end, from_start)
         to_end = tl.where(earlier, to_end + end, tl.where(own, end - sums, to_end))
@@ -134,7 +133,7 @@ def _solve_kernel(
     products = tl.where(n[:, None] >= n[None, :], products, 0.0)
     products_ptrs = products_ptr + place[:, None] * CHUNK + n[None, :]
     tl.store(products_ptrs, products.to(products_ptr.dtype.element_ty), valid[:, None])
-    inverse = unit_inverse(tl.where(n[:, None] > n[None, :], system * beta[:, None], 0.0), EXACT)
+    inverse = unit_inverse(tl.where(n[:, None] > n[None, :], system * beta[:, None], 0.0))
     w = tl.dot(inverse, k * tl.exp(from_start) * beta[:, None], input_precision=PRECISION)
     inside = valid[:, None] & (i < K)[None, :]
     tl.store(w_ptr + place[:, None] * K + i[None, :], w.to(w_ptr.dtype.element_ty), inside)
@@ -227,8 +226,7 @@ def prefill(
     sizes = {"VALUES": heads.num_values, "K": heads.key_dim, "K_2": max(16, triton.next_power_of_2(heads.key_dim))}
     both = {"KEYS": heads.num_keys, "V": heads.value_dim, **sizes}
     v_2, rows_bound = max(16, triton.next_power_of_2(heads.value_dim)), rows_2(rows.own)
-    precision, exact = ("ieee", "ieee") if dtype == torch.float32 else ("tf32", "tf32x3")
-    block = min(BLOCK_VALUES, v_2)
+    precision, block = "ieee" if dtype == torch.float32 else "tf32", min(BLOCK_VALUES, v_2)
     chunks = max_chunks(num_tokens, num_rows), heads.num_values
     found = rows.query_start, rows.decode_limit
     _sums_kernel[chunks](
@@ -250,7 +248,6 @@ def prefill(
         V_2=v_2,
         ROWS_2=rows_bound,
         PRECISION=precision,
-        EXACT=exact,
         num_warps=8,
     )
     _scan_kernel[triton.cdiv(heads.value_dim, block), heads.num_values, num_rows](

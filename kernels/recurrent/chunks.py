@@ -10,7 +10,6 @@ from quire.kernels.recurrent import rows as words
 from quire.kernels.recurrent.gates import l2_normed
 
 CHUNK = tl.constexpr(words.CHUNK)
-BLOCK = tl.constexpr(words.BLOCK)
 
 
 def max_chunks(num_tokens: int, num_rows: int) -> int:
@@ -42,40 +41,12 @@ def normed_keys(ptr, t, stride, valid, i, eps, K: tl.constexpr):
 
 
 @triton.jit
-def l2_scales(x, eps):
-    """What l2_normed multiplies each row of x by: float32 [rows] of x [rows, K_2]."""
-    x = x.to(tl.float32)
-    return tl.rsqrt(tl.sum(x * x, 1) + eps)
-
-
-@triton.jit
-def mixed_dot(x, y, PRECISION: tl.constexpr):
-    """x y with float32 sums, where one is float32. Beside bfloat16 it is split into two numbers of that type, whose 16 digits
-    are 5 more than those of tf32; else both are multiplied as float32 by PRECISION.
-    """
-    if x.dtype == tl.bfloat16:
-        high = y.to(tl.bfloat16)
-        out = tl.dot(x, high) + tl.dot(x, (y - high.to(tl.float32)).to(tl.bfloat16))
-    elif y.dtype == tl.bfloat16:
-        high = x.to(tl.bfloat16)
-        out = tl.dot(high, y) + tl.dot((x - high.to(tl.float32)).to(tl.bfloat16), y)
-    else:
-        out = tl.dot(x.to(tl.float32), y.to(tl.float32), input_precision=PRECISION)
-    return out
-
-
-@triton.jit
-def unit_inverse(lower, PRECISION: tl.constexpr):
-    """(I + lower)⁻¹ of a strictly lower triangle [CHUNK, CHUNK] in float32. The blocks on the diagonal are inverted by forward
-    substitution, all at once; D, their inverse, times what is below them is N, of which N⁴ is 0: (I - N) (I + N²) D.
-    """
+def unit_inverse(lower):
+    """(I + lower)⁻¹ of a strictly lower triangle [CHUNK, CHUNK], by forward substitution in float32."""
     r, c = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    own, inverse = r // BLOCK == c // BLOCK, tl.where(r == c, 1.0, 0.0)
-    for i in range(BLOCK - 1):  # row i of each block is done: it is taken off the rows below
-        column = tl.sum(tl.where(c == r // BLOCK * BLOCK + i, lower, 0.0), 1)
-        row = tl.sum(tl.where(r == c // BLOCK * BLOCK + i, inverse, 0.0), 0)
-        inverse -= tl.where(own, column[:, None] * row[None, :], 0.0)
-    below = tl.dot(inverse, tl.where(own, 0.0, lower), input_precision=PRECISION)
-    squared = tl.dot(below, below, input_precision=PRECISION)
-    inverse += tl.dot(squared, inverse, input_precision=PRECISION)
-    return inverse - tl.dot(below, inverse, input_precision=PRECISION)
+    inverse = -lower
+    for i in range(1, CHUNK):
+        row = tl.sum(tl.where(r == i, inverse, 0.0), 0)
+        column = tl.sum(tl.where(c == r, row[None, :], 0.0), 1)
+        inverse = tl.where(r == i, (row + tl.sum(column[:, None] * inverse, 0))[None, :], inverse)
+    return inverse + tl.where(r == c, 1.0, 0.0)

@@ -1,13 +1,12 @@
 """Gated DeltaNet of prompts, by chunks of 64 tokens: three launches. Formulas: delta_cpu.
 
-    solve   a program for a chunk and a head: u = T β v and w = T β exp(c) k, T the inverse of the triangular system, the
-            decayed products q kᵀ, and a token's factors of its query and key; all chunks at once
+    solve   a program for a chunk and a head: u = T β v and w = T β exp(c) k, T the inverse of the triangular system, and the
+            decayed products q kᵀ; all chunks at once
     scan    a program for a row, a head and some of its values: goes through the chunks with the state, u - w S are the updates
     norm    the norm and the gate of all tokens of prompts
 
-T is made by blocks of 16 tokens, and row by row within a block: a product of powers of the whole would be simpler, but loses
-all digits where keys are alike. Queries, keys and values are multiplied as they are, and their factors beside the sums: so the
-products of a 16-bit model are exact, and run at its type's rate. A chunk's arithmetic does not depend on where its row began.
+T is made row by row in float32: a product of powers would be faster, but loses all digits where keys are alike. Products of
+16-bit models are tf32, with float32 sums. A chunk's arithmetic does not depend on where its row began.
 """
 
 import torch
@@ -15,15 +14,14 @@ import triton
 import triton.language as tl
 
 from quire.kernels.recurrent import delta_reference
-from quire.kernels.recurrent.chunks import CHUNK, find_chunk, l2_scales, max_chunks, mixed_dot, rows_2, unit_inverse
+from quire.kernels.recurrent.chunks import CHUNK, find_chunk, max_chunks, normed_keys, rows_2, unit_inverse
 from quire.kernels.recurrent.delta_reference import DeltaHeads, DeltaInputs, DeltaWeights
 from quire.kernels.recurrent.gates import decay_and_beta, gated
 from quire.kernels.recurrent.rounding import rounded
 from quire.kernels.recurrent.rows import CHUNK as TOKENS
 from quire.kernels.recurrent.rows import Rows
 
-BLOCK_VALUES, SCAN_WARPS, SCAN_STAGES = 32, 4, 1  # of a program that scans
-SOLVE_WARPS = 4
+BLOCK_VALUES = 32  # of a program that scans
 NORM_HEADS = 8  # of a program that norms
 
 
@@ -48,7 +46,6 @@ def _solve_kernel(
     u_ptr,
     w_ptr,
     products_ptr,
-    factors_ptr,
     qkv_stride,
     b_stride,
     a_stride,
@@ -63,7 +60,6 @@ def _solve_kernel(
     V_2: tl.constexpr,
     ROWS_2: tl.constexpr,
     PRECISION: tl.constexpr,
-    EXACT: tl.constexpr,
 ):
     head = tl.program_id(1)
     row, number = find_chunk(query_start_ptr, limit_ptr, tl.program_id(0), R, ROWS_2)
@@ -73,36 +69,36 @@ def _solve_kernel(
     valid = t < tl.load(query_start_ptr + row + 1)
     i, j, n = tl.arange(0, K_2), tl.arange(0, V_2), tl.arange(0, CHUNK)
     sums, beta = _chunk_gates(a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, a_stride, b_stride, t, valid, head)
-    key, of_keys = qkv_ptr + head // (VALUES // KEYS) * K, valid[:, None] & (i < K)[None, :]
-    k = tl.load(key + KEYS * K + t[:, None] * qkv_stride + i[None, :], of_keys, other=0.0)
-    q = tl.load(key + t[:, None] * qkv_stride + i[None, :], of_keys, other=0.0)
-    of_k, of_q = l2_scales(k, l2_eps), l2_scales(q, l2_eps) * scale
+    key = qkv_ptr + head // (VALUES // KEYS) * K
+    k = normed_keys(key + KEYS * K, t, qkv_stride, valid, i, l2_eps, K)
+    q = normed_keys(key, t, qkv_stride, valid, i, l2_eps, K) * scale
     seen = n[:, None] >= n[None, :]
-    decay = tl.where(seen, tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0) * of_k[None, :]
+    decay = tl.where(seen, tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0)
     place = t * VALUES + head
-    tl.store(factors_ptr + place * 3, of_q * tl.exp(sums), valid)
-    tl.store(factors_ptr + place * 3 + 1, of_k, valid)
-    tl.store(factors_ptr + place * 3 + 2, sums, valid)
-    products = tl.dot(q, tl.trans(k), input_precision="ieee") * decay * of_q[:, None]
+    products = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
     products_ptrs = products_ptr + place[:, None] * CHUNK + n[None, :]
     tl.store(products_ptrs, products.to(products_ptr.dtype.element_ty), valid[:, None])
-    system = tl.dot(k, tl.trans(k), input_precision="ieee") * decay * (of_k * beta)[:, None]
-    inverse = unit_inverse(tl.where(n[:, None] > n[None, :], system, 0.0), EXACT)
-    w = mixed_dot(inverse * (of_k * beta * tl.exp(sums))[None, :], k, PRECISION)
-    tl.store(w_ptr + place[:, None] * K + i[None, :], w.to(w_ptr.dtype.element_ty), of_keys)
+    system = tl.dot(k * beta[:, None], tl.trans(k), input_precision="ieee") * decay
+    inverse = unit_inverse(tl.where(n[:, None] > n[None, :], system, 0.0))
+    w = tl.dot(inverse, k * (beta * tl.exp(sums))[:, None], input_precision=PRECISION)
+    inside = valid[:, None] & (i < K)[None, :]
+    tl.store(w_ptr + place[:, None] * K + i[None, :], w.to(w_ptr.dtype.element_ty), inside)
     inside = valid[:, None] & (j < V)[None, :]
     v = tl.load(qkv_ptr + t[:, None] * qkv_stride + 2 * KEYS * K + head * V + j[None, :], inside, other=0.0)
-    u = mixed_dot(inverse * beta[None, :], v, PRECISION)
+    u = tl.dot(inverse, v.to(tl.float32) * beta[:, None], input_precision=PRECISION)
     tl.store(u_ptr + place[:, None] * V + j[None, :], u.to(u_ptr.dtype.element_ty), inside)
 
 
 @triton.jit
 def _scan_kernel(
     qkv_ptr,
+    b_ptr,
+    a_ptr,
+    a_log_ptr,
+    dt_bias_ptr,
     u_ptr,
     w_ptr,
     products_ptr,
-    factors_ptr,
     states_ptr,
     y_ptr,
     query_start_ptr,
@@ -112,7 +108,11 @@ def _scan_kernel(
     limit_ptr,
     positions_ptr,
     qkv_stride,
+    b_stride,
+    a_stride,
     states_stride,
+    l2_eps,
+    scale,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     K: tl.constexpr,
@@ -136,22 +136,19 @@ def _scan_kernel(
     for begin in range(start, stop, CHUNK):
         t = (begin + n).to(tl.int64)
         valid = t < stop
-        place, of_keys = t * VALUES + head, valid[:, None] & (i < K)[None, :]
-        of_q = tl.load(factors_ptr + place * 3, valid, other=0.0)
-        of_k = tl.load(factors_ptr + place * 3 + 1, valid, other=0.0)
-        sums = tl.load(factors_ptr + place * 3 + 2, valid, other=0.0)
+        sums, _ = _chunk_gates(a_ptr, b_ptr, a_log_ptr, dt_bias_ptr, a_stride, b_stride, t, valid, head)
         end = tl.min(sums, 0)
-        w = tl.load(w_ptr + place[:, None] * K + i[None, :], of_keys, other=0.0)
+        place, of_keys = t * VALUES + head, valid[:, None] & (i < K)[None, :]
+        w = tl.load(w_ptr + place[:, None] * K + i[None, :], of_keys, other=0.0).to(tl.float32)
         of_values = valid[:, None] & (j < V)[None, :]
         u = tl.load(u_ptr + place[:, None] * V + j[None, :], of_values, other=0.0).to(tl.float32)
-        u -= mixed_dot(w, state, PRECISION)
-        q = tl.load(key + t[:, None] * qkv_stride + i[None, :], of_keys, other=0.0)
-        products = tl.load(products_ptr + place[:, None] * CHUNK + n[None, :], valid[:, None], other=0.0)
-        o = mixed_dot(q, state, PRECISION) * of_q[:, None] + mixed_dot(products, u, PRECISION)
+        u -= tl.dot(w, state, input_precision=PRECISION)
+        q = normed_keys(key, t, qkv_stride, valid, i, l2_eps, K) * (scale * tl.exp(sums))[:, None]
+        products = tl.load(products_ptr + place[:, None] * CHUNK + n[None, :], valid[:, None], other=0.0).to(tl.float32)
+        o = tl.dot(q, state, input_precision=PRECISION) + tl.dot(products, u, input_precision=PRECISION)
         tl.store(y_ptr + place[:, None] * V + j[None, :], o.to(y_ptr.dtype.element_ty), of_values)
-        k = tl.load(key + KEYS * K + t[:, None] * qkv_stride + i[None, :], of_keys, other=0.0)
-        u *= (of_k * tl.exp(end - sums))[:, None]
-        state = state * tl.exp(end) + mixed_dot(tl.trans(k), u, PRECISION)
+        k = normed_keys(key + KEYS * K, t, qkv_stride, valid, i, l2_eps, K) * tl.exp(end - sums)[:, None]
+        state = state * tl.exp(end) + tl.dot(tl.trans(k), u, input_precision=PRECISION)
         position = tl.load(positions_ptr + tl.minimum(begin + CHUNK, stop) - 1)
         state = rounded(state, position, element, states_ptr.dtype.element_ty).to(tl.float32)
     state = state.to(states_ptr.dtype.element_ty)
@@ -200,14 +197,12 @@ def prefill(
     u = torch.empty((*per_head, heads.value_dim), dtype=dtype, device=device)
     w = torch.empty((*per_head, heads.key_dim), dtype=dtype, device=device)
     products = torch.empty((*per_head, TOKENS), dtype=dtype, device=device)
-    factors = torch.empty((*per_head, 3), dtype=torch.float32, device=device)
     gates = b, a, weights.a_log, weights.dt_bias
     strides = qkv.stride(0), b.stride(0), a.stride(0)
     numbers = delta_reference.L2_EPS, heads.key_dim**-0.5
     sizes = {"KEYS": heads.num_keys, "VALUES": heads.num_values, "K": heads.key_dim, "V": heads.value_dim}
     sizes["K_2"], v_2 = max(16, triton.next_power_of_2(heads.key_dim)), max(16, triton.next_power_of_2(heads.value_dim))
-    precision, exact = ("ieee", "ieee") if dtype == torch.float32 else ("tf32", "tf32x3")
-    block = min(BLOCK_VALUES, v_2)
+    precision, block = "ieee" if dtype == torch.float32 else "tf32", min(BLOCK_VALUES, v_2)
     _solve_kernel[max_chunks(num_tokens, num_rows), heads.num_values](
         qkv,
         *gates,
@@ -216,7 +211,6 @@ def prefill(
         u,
         w,
         products,
-        factors,
         *strides,
         *numbers,
         num_rows,
@@ -224,15 +218,14 @@ def prefill(
         V_2=v_2,
         ROWS_2=rows_2(rows.own),
         PRECISION=precision,
-        EXACT=exact,
-        num_warps=SOLVE_WARPS,
+        num_warps=4,
     )
     _scan_kernel[triton.cdiv(heads.value_dim, block), heads.num_values, num_rows](
         qkv,
+        *gates,
         u,
         w,
         products,
-        factors,
         states,
         y,
         rows.query_start,
@@ -241,13 +234,14 @@ def prefill(
         rows.last,
         rows.decode_limit,
         rows.positions,
-        qkv.stride(0),
+        *strides,
         states.stride(0),
+        *numbers,
         **sizes,
         BLOCK=block,
         PRECISION=precision,
-        num_warps=SCAN_WARPS,
-        num_stages=1 if dtype == torch.float32 else SCAN_STAGES,
+        num_warps=4,
+        num_stages=1 if dtype == torch.float32 else 2,  # three need 281 KiB of shared memory, and an H100 has 227
     )
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.recurrent import mamba_windows
-from quire.kernels.recurrent.chunks import CHUNK, mixed_dot
+from quire.kernels.recurrent.chunks import CHUNK
 from quire.kernels.recurrent.gates import time_steps
 from quire.kernels.recurrent.mamba_reference import MambaHeads, MambaInputs, MambaWeights
 from quire.kernels.recurrent.rounding import rounded
@@ -121,18 +121,18 @@ def _prefill_kernel(
         sums, end = tl.cumsum(decay, 0), tl.sum(decay, 0)
         of_group = valid[:, None] & (i < N)[None, :]
         at = t[:, None] * xbc_stride + i[None, :]
-        b = tl.load(group + at, of_group, other=0.0)
-        c = tl.load(group + GROUPS * N + at, of_group, other=0.0)
+        b = tl.load(group + at, of_group, other=0.0).to(tl.float32)
+        c = tl.load(group + GROUPS * N + at, of_group, other=0.0).to(tl.float32)
         of_head = valid[:, None] & (j < P)[None, :]
-        x = tl.load(xbc_ptr + t[:, None] * xbc_stride + head * P + j[None, :], of_head, other=0.0)
-        products = tl.dot(c, tl.trans(b), input_precision="ieee") * delta[None, :]
+        x = tl.load(xbc_ptr + t[:, None] * xbc_stride + head * P + j[None, :], of_head, other=0.0).to(tl.float32)
+        scaled = x * delta[:, None]
+        products = tl.dot(c, tl.trans(b), input_precision=PRECISION)
         products *= tl.where(seen, tl.exp(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0)
-        y = mixed_dot(c, state, PRECISION) * tl.exp(sums)[:, None]
-        x_32 = x.to(tl.float32)
-        y += mixed_dot(products, x, PRECISION) + d * x_32
+        y = tl.dot(c * tl.exp(sums)[:, None], state, input_precision=PRECISION)
+        y += tl.dot(products, scaled, input_precision=PRECISION) + d * x
         tl.store(y_ptr + (t[:, None] * HEADS + head) * P + j[None, :], y.to(y_ptr.dtype.element_ty), of_head)
-        scaled = x_32 * (delta * tl.exp(tl.minimum(end - sums, 0.0)))[:, None]
-        state = state * tl.exp(end) + mixed_dot(tl.trans(b), scaled, PRECISION)
+        b *= tl.exp(tl.minimum(end - sums, 0.0))[:, None]
+        state = state * tl.exp(end) + tl.dot(tl.trans(b), scaled, input_precision=PRECISION)
         position = tl.load(positions_ptr + tl.minimum(begin + CHUNK, stop) - 1)
         state = rounded(state, position, element, states_ptr.dtype.element_ty).to(tl.float32)
     state = state.to(states_ptr.dtype.element_ty)
