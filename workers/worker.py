@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -260,6 +261,7 @@ class Worker:
         peak = torch.cuda.max_memory_allocated() - before
         with runner.device.stream():
             largest = runner.model.run_largest_item(graphs=not engine.enforce_eager)
+            runner.model.keep_item_graphs(partial(self._meet, "encoder graphs"))
         if self.custom_processors is not None:  # they may copy a whole batch, as float32, and once more
             peak += engine.max_num_seqs * runner.ctx.config.vocab_size * (runner.ctx.dtype.itemsize + 12)
         cache.release()
@@ -269,10 +271,9 @@ class Worker:
         graphs = graphs_bytes(engine, weights_bytes, peak, logits)
         return gpu_budget(engine, cache, weights_bytes, max(peak, largest), graphs, needs)
 
-    def _meet(self, where: str) -> None:
-        """Wait for all ranks before they exchange anything, since a wait inside an exchange has a short time limit."""
-        if self.group is not None:
-            self.group.max_over_ranks(where, 0)
+    def _meet(self, where: str, value: int = 0) -> int:
+        """The least of all ranks' values. Waits for all of them, since a wait inside an exchange has a short time limit."""
+        return value if self.group is None else -self.group.max_over_ranks(where, -value)
 
     def _report(self, runner: ModelRunner, budget: Budget, weights_bytes: int) -> None:
         engine, cache = self.engine, runner.ctx.cache

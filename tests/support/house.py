@@ -43,7 +43,7 @@ MOST_FUNCTION_LINES_OF_DATA = 40  # all functions of a file of data together
 BOUNDS = {
     "sentences that begin with Who, Whose, What or Of": 40,
     "lines that say nobody": 15,
-    "lines of the engine": 124_000,
+    "lines of the engine": 125_000,
     "lines of enginecore/core.py": 395,
     "lines of enginecore/scheduling/scheduler.py": 284,
     "lines of workers/runner.py": 205,

@@ -1,6 +1,7 @@
 """Graphs of an encoder's runs, with a graph that runs its launches anew: padding changes no row, all else is eager."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import tiny_wrappers
@@ -82,6 +83,17 @@ def test_what_cannot_be_captured_is_run_eagerly(fault, caplog):
     graphs = TowerGraphs(lambda pixels, given: pixels[::4], fails, **options)
     graphs.capture_all(lambda patches: {"cu_seqlens": torch.tensor([0, patches], dtype=torch.int32)})
     assert graphs(torch.zeros(8, 3), {}) is None and "eager" in caplog.text
+
+
+def test_all_ranks_keep_the_graphs_that_each_has():
+    options = {"unit": 4, "most": 900, "width": 3, "dtype": torch.float32, "device": torch.device("cpu")}
+    graphs = TowerGraphs(lambda pixels, given: pixels[::4], lambda run, pool: SimpleNamespace(replay=run), **options)
+    graphs.capture_all(lambda patches: {"cu_seqlens": torch.tensor([0, patches], dtype=torch.int32)})
+    assert graphs.num_captured == len(graphs.sizes) == 5
+    graphs.keep(2)
+    sizes = {"cu_seqlens": torch.tensor([0, 8], dtype=torch.int32)}
+    assert graphs.num_captured == 2 and graphs(torch.zeros(8, 3), sizes) is None
+    assert graphs(torch.zeros(900, 3), {"cu_seqlens": torch.tensor([0, 900], dtype=torch.int32)}) is not None
 
 
 def test_sizes_waste_little():

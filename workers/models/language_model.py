@@ -82,6 +82,13 @@ class LanguageModel(Module):
         graphs of such runs, too."""
         return 0 if self.items is None else self.items.run_largest(graphs=graphs)
 
+    def keep_item_graphs(self, least: Callable[[int], int]) -> None:
+        """Keep the graphs of the encoder that all ranks have. least: of all ranks' values, to be asked by each of them once."""
+        graphs = None if self.items is None else self.items.graphs
+        number = least(0x7FFFFFFF if self.items is None else 0 if graphs is None else graphs.num_captured)
+        if graphs is not None:
+            graphs.keep(number)
+
     def take_item(self, words: np.ndarray) -> None:
         """A record of KIND_ITEM has come; stages without an encoder pass over it."""
         if self.items is not None:

@@ -27,6 +27,7 @@ from quire.workers.models.media.sizes import run_elements
 from quire.workers.models.media.spec import MediaSpec
 
 if TYPE_CHECKING:
+    from quire.workers.models.media.tower_graphs import TowerGraphs
     from quire.workers.models.transformers.tower import Tower  # imports transformers
 
 
@@ -112,6 +113,11 @@ class ModelItems:
         if graphs:
             self._tower.capture(self.most_tokens, captured)
         return taken
+
+    @property
+    def graphs(self) -> "TowerGraphs | None":
+        """Of the encoder's runs, if some were captured."""
+        return self._tower.graphs
 
     def encode(self, arrived: list[Arriving]) -> torch.Tensor:
         """The rows of all items, one after the other, in one run."""

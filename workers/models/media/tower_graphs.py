@@ -7,7 +7,7 @@ groups of patches that become one token, and their rows are left out. So padding
 rows is rounded.
 
 Sizes are captured at start, the largest first, so that the others fit into its memory, and for SECONDS at most. A size without
-a graph is run eagerly, without padding.
+a graph is run eagerly, without padding. All ranks keep as many as the rank that captured the fewest, so that they round alike.
 """
 
 import logging
@@ -67,6 +67,11 @@ class TowerGraphs:
     @property
     def num_captured(self) -> int:
         return len(self._graphs)
+
+    def keep(self, number: int) -> None:
+        """Keep only the first `number` captured graphs, those of the largest sizes."""
+        for size in list(self._graphs)[number:]:
+            del self._graphs[size]
 
     def capture_all(self, arguments_of: Callable[[int], Arguments]) -> None:
         """Capture all sizes that the time allows. arguments_of: of an image with so many patches, on the host."""

@@ -122,8 +122,8 @@ class Tower(Module):
             rows = (torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows).flatten(0, -2)
             return rows[: len(rows) // 2] if alone else rows
         pixels, given = tensors["pixel_values"], self._of_sizes(sizes["image_grid_thw"])
-        if (graphs := self.__dict__.get("_graphs")) is not None and (rows := graphs(pixels, given)) is not None:
-            return rows  # type: ignore[no-any-return]
+        if (graphs := self.graphs) is not None and (rows := graphs(pixels, given)) is not None:
+            return rows
         return self._encoded(pixels, {name: _on(self.device, value) for name, value in given.items()})
 
     def _encoded(self, pixels: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
@@ -139,6 +139,10 @@ class Tower(Module):
     def _embeds_by_grid(self) -> bool:
         """Whether the encoder computes on from the items' grids and bounds, as GLM's."""
         return hasattr(self.visual, "embeddings")
+
+    @property
+    def graphs(self) -> TowerGraphs | None:
+        return self.__dict__.get("_graphs")
 
     def capture(self, num_tokens: int, how: Capture) -> None:
         """Capture graphs for runs of up to so many tokens, if the encoder's runs can be captured. how: `capture.captured`."""
