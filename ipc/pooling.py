@@ -99,6 +99,7 @@ class PoolingInfo(Message, frozen=True):
     model that compares texts by their tokens' vectors. step_tag_id: scores of tokens are those of this one alone; -1: of all.
     max_embed_len: tokens of a text that gets the mean of its parts' vectors;
     0: none is. skips_prompts: what is put before a text does not count in its vector. do_lower_case: texts are written so.
+    truncate_dim: `dimensions` of vectors of texts without it; 0: all.
     """
 
     tasks: list[PoolingTask]
@@ -121,6 +122,7 @@ class PoolingInfo(Message, frozen=True):
     max_embed_len: int = 0
     skips_prompts: bool = False
     do_lower_case: bool = False
+    truncate_dim: int = 0
 
     @property
     def may_hit(self) -> bool:
@@ -180,7 +182,9 @@ def check_pooling(params: PoolingParams, info: PoolingInfo | None, tasks: list[s
         elif params.dimensions > size:
             raise ValueError(f"dimensions must be at most {size}, got {params.dimensions}")
     use = info.use_activation if params.use_activation is None else params.use_activation
-    return PoolRow(wanted[0], params.dimensions or 0, use, tuple(wanted[1:]))
+    of_texts = wanted[0] == "embed" and "token_embed" not in wanted
+    cut = info.truncate_dim if of_texts and info.truncate_dim < size else 0
+    return PoolRow(wanted[0], params.dimensions or cut, use, tuple(wanted[1:]))
 
 
 def as_params(value: Any) -> PoolingParams:

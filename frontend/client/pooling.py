@@ -277,14 +277,22 @@ async def tokenized(
     return await in_native_thread(lambda: as_arrays(_rows(*arguments)))
 
 
-def marked(tokenizer: Tokenizer, rows: Sequence[Ids], before: str) -> list[Ids]:
+def marked(tokenizer: Tokenizer, rows: Sequence[Ids], before: str, has_special: bool, texts: Sequence[str] = ()) -> list[Ids]:
     """The rows with the place where a prompt `before` them ends, for a model with vectors in which it does not count.
 
-    It is where sentence-transformers has it: behind the tokens of the prompt alone, without a special one at its end."""
+    It is where sentence-transformers has it: behind the tokens of the prompt alone, without a special one at its end. texts: of
+    rows that may be cut at the left, prompts included; the place moves by the tokens that are cut."""
     if not before:
         return list(rows)
-    count = len(tokenizer.encode(before)) - tokenizer.around[1]
-    return [SplitIds(list(row), min(count, len(row) - 1)) for row in rows]
+    count = len(tokenizer.encode(before, has_special)) - tokenizer.around[1] * has_special
+    counts = [count] * len(rows)
+    if texts:
+        if tokenizer.keeps_characters:  # of a longer text nothing of the prompt is left
+            most = [len(before) + (len(row) + 1) * tokenizer.max_token_chars for row in rows]
+            texts = [text[:end] for text, end in zip(texts, most, strict=True)]
+        wholes = tokenizer.encode_batch(texts, has_special)
+        counts = [max(count + len(row) - len(whole), 0) for row, whole in zip(rows, wholes, strict=True)]
+    return [SplitIds(list(row), min(own, len(row) - 1)) for row, own in zip(rows, counts, strict=True)]
 
 
 def as_arrays(rows: Sequence[Ids]) -> list[Ids]:

@@ -74,19 +74,17 @@ async def score_pairs(
     """Scores of pairs, in order. keep: cut prompts to so many ids (-1: to what fits). weights: as for `mode_scores`; None: a
     model with vectors of texts compares these. how: as for `pool`. Raises ClientErrors."""
     limits = client.welcome.limits
-    if weights is not None:
-        scores, results = await mode_scores(client, pairs, weights, keep, how)
-        return Scores(scores, [], results)
-    use = params.use_activation if params is not None else None
-    if not check_scores(limits.pooling, limits.tasks):
+    use, size = (params.use_activation, params.dimensions) if params is not None else (None, None)
+    if weights is not None or not check_scores(limits.pooling, limits.tasks):
         if instruction is not None:
             raise InvalidRequest("instruction: this model compares vectors of texts, without a template that takes one")
+        if weights is not None:
+            scores, results = await mode_scores(client, pairs, weights, keep, size, how)
+            return Scores(scores, [], results)
         of_tokens = limits.pooling is not None and limits.pooling.late is not None
-        size = params.dimensions if params is not None else None
         return await (_by_token_vectors if of_tokens else _by_similarity)(client, pairs, keep, size, how)
     ids = await pair_prompts(client, pairs, keep=keep, instruction=instruction)
-    own = PoolingParams(task="classify", use_activation=use, dimensions=params.dimensions if params is not None else None)
-    results = await pool(client, ids, own, **how)
+    results = await pool(client, ids, PoolingParams(task="classify", use_activation=use, dimensions=size), **how)
     return Scores(await if_many(len(ids), np.concatenate, results.data), ids, results)
 
 

@@ -95,7 +95,7 @@ def test_bge_m3_makes_all_its_vectors(tmp_path: Any) -> None:
     folder, theirs = make_m3(tmp_path)
     row = [2, 6, 7, 6, 3]
     dense, sparse, tokens = expected_of_m3(folder, theirs, row, (2, 3))
-    with Served("--model", str(folder), *FLAGS) as served:
+    with Served("--model", str(folder), "--hf-overrides", '{"is_matryoshka": true}', *FLAGS) as served:
         served.ready()
         body = {"input": ["w1 w2 w1", "w4"], "task": ["embed", "embed_sparse", "token_embed"]}
         both = ask(served, "/pooling", body)["data"]
@@ -105,14 +105,23 @@ def test_bge_m3_makes_all_its_vectors(tmp_path: Any) -> None:
         refused = ask(served, "/pooling", {**body, "task": ["embed", "classify"]}, 400)
         pair = {"query": "w1 w2 w1", "documents": ["w4", "w2 w1 w5"], "weights_for_different_modes": [0.4, 0.2, 0.4]}
         ranked = ask(served, "/rerank", pair)["results"]
+        half = ask(served, "/rerank", {**pair, "dimensions": len(dense) // 2})["results"]
+        given = {"use_activation": False, "normalize": False, "raw_scores": True, "instruction": "Find it.", "dimensions": 4096}
+        named = [ask(served, "/rerank", {**pair, name: value}, 400)["error"]["param"] for name, value in given.items()]
         plain = ask(served, "/score", {"text_1": "w1 w2 w1", "text_2": "w2 w1 w5"})["data"][0]["score"]
         wrong = [ask(served, "/rerank", {**pair, "weights_for_different_modes": each}, 400) for each in ([1, 1], [1, -1, 1])]
         assert served.end() == 0
     found = both[0]["data"]
     other, of_other, tokens_of_other = expected_of_m3(folder, theirs, [2, 7, 6, 10, 3], (2, 3))
     shared = sum(weight * of_other.get(token, 0.0) for token, weight in sparse.items())
-    combined = 0.4 * dense @ other + 0.2 * shared + 0.4 * (tokens @ tokens_of_other.T).max(1).mean()
-    assert {each["index"]: each["relevance_score"] for each in ranked}[1] == pytest.approx(combined, abs=1e-5)
+    for size, answer in ((len(dense), ranked), (len(dense) // 2, half)):
+        a, b, c, d = (
+            x[..., :size] / np.linalg.norm(x[..., :size], axis=-1, keepdims=True)
+            for x in (dense, other, tokens, tokens_of_other)
+        )
+        combined = 0.4 * a @ b + 0.2 * shared + 0.4 * (c @ d.T).max(1).mean()
+        assert {each["index"]: each["relevance_score"] for each in answer}[1] == pytest.approx(combined, abs=1e-5)
+    assert named == list(given)
     assert plain == pytest.approx(dense @ other, abs=1e-5) and abs(plain - combined) > 1e-3
     assert {each["error"]["param"] for each in wrong} == {"weights_for_different_modes"}
     np.testing.assert_allclose(found["embed"], dense, atol=1e-5)

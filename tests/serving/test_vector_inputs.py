@@ -63,6 +63,10 @@ def test_prompts_do_not_count_and_texts_are_written_small(served: tuple[Served, 
     server, theirs, tokenizer = served
     ids = tokenizer.encode("w1 w2 w7 w8").ids
     np.testing.assert_allclose(vector(server, input="W7 w8", prompt_name="query"), mean(theirs, ids, 3), atol=1e-5)
+    for keep, text, skipped in ((5, "W7 w8", 2), (9, "w7 w8", 3), (4, "w7 w8", 1), (4, "w5 w6 w7 w8 " * 99, 0)):
+        cut = vector(server, input=text, prompt_name="query", truncate_prompt_tokens=keep, truncation_side="left")
+        expected = mean(theirs, [ids[0], *ids[max(len(ids) + 1 - keep, 1) :]], skipped)
+        np.testing.assert_allclose(cut, expected, atol=1e-5)
 
 
 def test_long_texts_are_means_of_their_parts(served: tuple[Served, Any, Any]) -> None:

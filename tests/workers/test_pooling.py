@@ -144,6 +144,15 @@ def test_dimensions_are_cut_and_normalized_again():
             engine.pool(PROMPTS, PoolingParams(dimensions=dimensions))
 
 
+def test_vectors_are_cut_as_the_checkpoint_says():
+    engine = InlineEngine(as_sentence_transformer("qwen3", truncate_dim=16), pooling={})
+    for found, prompt in zip(engine.pool(PROMPTS), PROMPTS, strict=True):
+        assert np.abs(found - vector("qwen3", prompt, dimensions=16)).max() < CLOSE and found.shape == (16,)
+    assert engine.pool(PROMPTS[:1], PoolingParams(task="token_embed"))[0].shape == (len(PROMPTS[0]), 64)
+    with pytest.raises(ModelConfigError, match="truncate_dim"):
+        InlineEngine(as_sentence_transformer("qwen3", truncate_dim="16"), pooling={})
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification"])
 def test_classifiers_equal_transformers(name, kind):

@@ -144,6 +144,7 @@ def _embedder(fields: Json, plain: Json, model_dir: Path, modules: Modules, runn
         prompts=modules.prompts,
         default_prompt_name=modules.default_prompt_name,
         skips_prompts=not modules.include_prompt and pooling_type != "LAST",
+        truncate_dim=modules.truncate_dim,
     )
     spec = PoolingSpec(generates=runner == "generate")
     return PoolingChoice(plain, spec, info, dense=modules.dense, folder=model_dir, poolings=poolings)

@@ -167,6 +167,7 @@ def _embedder(
         is_whole=True,
         skips_prompts=any(isinstance(stage, PoolingStage) and not stage.include_prompt for stage in plain.stages),
         do_lower_case=spec.do_lower_case,
+        truncate_dim=0 if is_sparse else spec.truncate_dim or 0,
     )
     choice = EncoderChoice(name if is_sparse else _without_head(name), info, "identity", plain, folder)
     return choice._replace(m3=True, special_ids=unweighted(folder)) if is_m3 else choice

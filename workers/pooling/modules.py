@@ -39,6 +39,7 @@ class Modules(NamedTuple):
     prompts: dict[str, str] = {}  # noqa: RUF012  # never changed
     default_prompt_name: str | None = None
     similarity_fn_name: str = "cosine"
+    truncate_dim: int = 0  # elements to which vectors are cut; 0: none is
 
 
 def read_modules(model_dir: Path) -> Modules | None:
@@ -98,14 +99,17 @@ def _dense_layer(model_dir: Path, place: str) -> DenseStage:
 
 
 def _prompts(fields: Any) -> Modules:
-    prompts = fields.get("prompts") if isinstance(fields, dict) else None
+    fields = fields if isinstance(fields, dict) else {}
+    prompts, default, cut = (fields.get(name) for name in ("prompts", "default_prompt_name", "truncate_dim"))
     prompts = {str(name): str(text) for name, text in prompts.items()} if isinstance(prompts, dict) else {}
-    default = fields.get("default_prompt_name") if isinstance(fields, dict) else None
-    similarity = str((fields.get("similarity_fn_name") if isinstance(fields, dict) else None) or "cosine").lower()
+    similarity = str(fields.get("similarity_fn_name") or "cosine").lower()
+    if cut is not None and (type(cut) is not int or cut < 1):
+        raise ModelConfigError(f"{SETTINGS}: truncate_dim must be a positive integer, not {cut!r:.40}")
     if similarity not in SIMILARITIES:
         raise ModelConfigError(f"{SETTINGS}: similarity_fn_name {similarity!r:.40} is not supported")
     return Modules(
         prompts=prompts,
         default_prompt_name=default if isinstance(default, str) and default in prompts else None,
         similarity_fn_name=similarity,
+        truncate_dim=cut or 0,
     )

@@ -99,6 +99,14 @@ def refuse(body: msgspec.Struct, **reasons: str) -> None:
             raise ApiError(400, f"{name}: {why}.", param=name, code="unsupported_value")
 
 
+def refuse_raw(body: PoolFields) -> None:
+    """Raise ApiError 400 for a body with weights_for_different_modes and a field that wants raw vectors or scores."""
+    if getattr(body, "weights_for_different_modes", None) is not None:
+        for name in ("use_activation", "normalize", "activation", "raw_scores"):
+            if getattr(body, name, None) is (name == "raw_scores"):
+                raise invalid(f"{name}: weights_for_different_modes compares normalized vectors, without an activation", name)
+
+
 def prompts_of(value: Any, field: str = "input", most: int = MAX_INPUTS) -> list[Prompt]:
     """The prompts of an input: a text, texts, ids, or lists of ids. Raises ApiError 400."""
     if isinstance(value, str) or (value and isinstance(value[0], int)):
@@ -156,9 +164,11 @@ async def ids_of(
         texts = [before + text for text in prompts]  # type: ignore[operator]
         how: dict[str, Any] = {"add_special_tokens": special, "keep": keep, "side": side, "is_query": is_query}
         rows = await tokenized(services.client, texts, **how)
-        info = services.limits.pooling
-        skips = info is not None and info.skips_prompts
-        return await if_many(sum(map(len, rows)), marked, services.client.tokenizer, rows, before) if skips else rows
+        info, tokenizer = services.limits.pooling, services.client.tokenizer
+        if info is None or not info.skips_prompts:
+            return rows
+        of_cut = texts if side == "left" and keep is not None else ()
+        return await if_many(sum(map(len, rows)), marked, tokenizer, rows, before, special, of_cut)
     most = services.limits.max_model_len if keep == -1 else keep
     rows = list(prompts)  # type: ignore[arg-type]
     if most is not None:

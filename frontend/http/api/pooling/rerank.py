@@ -14,7 +14,7 @@ from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.bodies.schemas import Int64
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
-from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, kept, need, prompts_of
+from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, kept, need, prompts_of, refuse_raw
 from quire.frontend.http.api.pooling.run import PoolRun, params_of
 from quire.frontend.http.api.pooling.vectors import NUMBERS_OF_WEIGHT
 from quire.frontend.http.api.services import Services
@@ -76,6 +76,7 @@ async def rerank(services: Services, request: Request, response: Response) -> No
     body = await read_body(_decoder, request, services.unknown_fields)
     model = await check_model(services, request, body.model)
     need(services, "classify", "embed", "token_embed")
+    refuse_raw(body)
     given = body.documents if body.texts is None else body.texts
     (query,), documents = prompts_of(body.query, "query", 1), await if_many(len(given or ()), _documents, body)
     if body.top_n is not None and body.top_n < 0:

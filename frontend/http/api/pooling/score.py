@@ -11,7 +11,7 @@ from quire.frontend.client.turns import if_many
 from quire.frontend.http.api.bodies.body import BodyDecoder, read_body
 from quire.frontend.http.api.errors import invalid
 from quire.frontend.http.api.models import check_model
-from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, PoolingUsage, kept, need, prompts_of
+from quire.frontend.http.api.pooling.fields import MAX_DOCUMENTS, PoolFields, PoolingUsage, kept, need, prompts_of, refuse_raw
 from quire.frontend.http.api.pooling.run import PoolRun, params_of, usage_of
 from quire.frontend.http.api.pooling.vectors import NUMBERS_OF_WEIGHT
 from quire.frontend.http.api.services import Services
@@ -53,6 +53,7 @@ async def score(services: Services, request: Request, response: Response) -> Non
     body = await read_body(_decoder, request, services.unknown_fields)
     model = await check_model(services, request, body.model)
     need(services, "classify", "embed", "token_embed")
+    refuse_raw(body)
     first = await _side(body, "text_1", "queries", "data_1")
     second = await _side(body, "text_2", "documents", "data_2")
     if len(first) not in (1, len(second)):
