@@ -51,7 +51,7 @@ def digest_of(stacked: dict[str, Stacked], tasks: list[str], rank: int, alpha: f
     digest = hashlib.sha256(repr((VERSION, tasks, rank, alpha)).encode())
     for name, (dtype, bits) in sorted(stacked.items()):
         digest.update(repr((name, dtype, bits.shape)).encode())
-        digest.update(bits)
+        digest.update(bits.data)
     return digest.hexdigest()
 
 

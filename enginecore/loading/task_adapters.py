@@ -67,8 +67,8 @@ def _names(given: object) -> list[str]:
 
 
 def _written(folder: Path, fields: Mapping[str, Any], names: list[str]) -> Path:
-    """The folder with the adapters of jina-embeddings-v3: in the user's cache under a digest of them, so that all engines and later
-    starts have the same; where nothing can be written there, a temporary one, which goes when the engine ends."""
+    """The folder with the adapters of jina-embeddings-v3: in the user's cache under a digest of them, so that all engines and
+    later starts have the same; where nothing can be written there, a temporary one, which goes when the engine ends."""
     rank, alpha = fields.get("lora_rank", 4), fields.get("lora_alpha", 1)
     if type(rank) is not int or not isinstance(alpha, int | float):
         raise ModelFilesError("config.json: lora_rank and lora_alpha of a model with lora_adaptations must be numbers")
