@@ -48,14 +48,8 @@ class Available(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------------------- what is there
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that processes started now can take, by the /proc and /sys below `root`. None if neither tells, as on macOS."""
-    found = available(root)
-    return None if found is None else found.num_bytes
-
-
 def available(root: Path = Path("/")) -> Available | None:
-    """The same, with the limit that is the smallest."""
+    """What processes started now can take, by the /proc and /sys below `root`. None if neither tells, as on macOS."""
     rooms = [Available(room, "the limit of the cgroup") for room in _cgroup_rooms(root)]
     free = _mem_available(_text(root / "proc/meminfo"))
     return min([*rooms, *([] if free is None else [Available(free, "MemAvailable")])], default=None)

@@ -14,7 +14,6 @@ value, and layers that the checkpoint leaves plain take the bytes of the activat
 from typing import Literal, NamedTuple
 
 Form = Literal["uint4", "uint8", "int8", "fp8", "nf4", "fp4", "mxfp4"]
-SHORT_BYTES = 2  # of a value of the embedding and the head
 GROUPS = (256, 128, 64, 32)  # that integers' scales are stored for
 BLOCK = 64  # outputs of uint4 and uint8 are padded to a multiple
 

@@ -123,7 +123,7 @@ def add_lora_arguments(add: Callable[..., None]) -> None:
         nargs="+",
         metavar="OWNER",
         help="owners on the hub: adapters in their repositories may be downloaded and loaded while the server runs; * for "
-        "any owner (default: none)",
+        "any owner on the hub (default: none; in Python *, unless lora_dirs is given)",
     )
     add(
         "--lora-on-demand",

@@ -96,6 +96,8 @@ class Adapters:
     # ------------------------------------------------------------------------------------------- loads, in turn by name
     def load(self, name: str, path: str, in_place: bool, done: Done) -> None:
         """Load an adapter from a folder."""
+        if name in self._limits.tasks:
+            return done(UtilityFailed("invalid", f"The name {name!r} is that of one of the model's tasks."))
 
         def begin(end: Done) -> None:
             if not in_place and self.registry.get(name) is not None:
@@ -103,7 +105,7 @@ class Adapters:
                 return end(UtilityFailed("invalid", f"The lora adapter '{name}' has already been loaded. {said}"))
             return self._folders.read(path, lambda found: self._was_read(name, found, time.time(), end))
 
-        self._in_turn(name, begin, done)
+        return self._in_turn(name, begin, done)
 
     def unload(self, name: str, done: Done) -> None:
         """Take an adapter's name from it."""
@@ -168,9 +170,9 @@ class Adapters:
         return None
 
     def _lacks(self, info: AdapterInfo) -> bool:
-        """Where they differ, the later load wins."""
-        current = self.registry.get(info.name)
-        return current is None or (current.plan.file != info.file and current.loaded_at < info.loaded_at)
+        """Where they differ, the later load wins; each engine has its own files of the model's tasks."""
+        current, is_task = self.registry.get(info.name), info.name in self._limits.tasks
+        return current is None or (not is_task and current.plan.file != info.file and current.loaded_at < info.loaded_at)
 
     def _restore(self, info: AdapterInfo, end: Done) -> None:
         same = self.registry.with_file(info.name, info.file)
@@ -264,7 +266,7 @@ class Adapters:
         use = request.adapter or self._default
         if use is None:
             return None
-        file = use.file if request.task.is_resumed else None
+        file = use.file if request.task.is_resumed and use.name not in self._limits.tasks else None
         adapter = self.registry.get(use.name) if file is None else self.registry.with_file(use.name, file)
         if adapter is not None and adapter.number not in self._loading:
             self._give(sequences, adapter)

@@ -65,7 +65,12 @@ class Hub:
     def _check_owner(self, repository: str) -> None:
         """Raises AdapterError."""
         owner = repository.partition("/")[0]
-        if owner not in self._owners and ANY_OWNER not in self._owners:
+        if owner in self._owners:
+            return
+        if ANY_OWNER in self._owners and os.path.isdir(owner):  # a path with a typing error
+            which = f"and {owner!r} is a folder here: an owner on the hub of this name must be named by --lora-hub"
+            raise AdapterMissing(f"there is no folder {repository!r}, {which}")
+        if ANY_OWNER not in self._owners:
             raise AdapterError(f"lora_path {repository!r} is no folder, and --lora-hub does not name the owner {owner!r}")
 
     def has(self, folder: str) -> bool:

@@ -10,7 +10,9 @@ the table of words, which has an adapter slot, takes it over, as r more columns 
 task_adapters.py calls it.
 """
 
+import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,47 +24,73 @@ from quire.enginecore.loading.hub import ModelFilesError
 
 WORDS, TYPES = "word_embeddings", "token_type_embeddings"
 MARK = ".parametrizations.weight.0.lora_"
+CONFIG, WEIGHTS, VERSION = "adapter_config.json", "adapter_model.safetensors", 1  # of what is written
+MAX_HEADER_BYTES = 16 << 20
 ITEM = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32}
 
 Stacked = tuple[str, np.ndarray]  # safetensors' name of the type, and the bits [tasks, ., .] of A or B
 Bits = dict[str, tuple[str, np.ndarray]]  # a file's tensors by name: their type and bits
 
 
-def write_adapters(folder: Path, into: Path, tasks: list[str], rank: int, alpha: float) -> None:
-    """Write an adapter's folder for each task. Raises ModelFilesError."""
-    stacked = dict(_stacked(folder))
-    layers = sorted({name.partition(MARK)[0] for name in stacked})
-    layers = [layer for layer in layers if ".pooler." not in f".{layer}."]  # the model does not have it
-    if not layers:
+def read_adapters(folder: Path, tasks: list[str]) -> dict[str, Stacked]:
+    """The stacked tensors of a checkpoint's adapters, by name. Raises ModelFilesError."""
+    stacked = {name: found for name, found in _stacked(folder) if ".pooler." not in f".{name}"}  # the model does not have it
+    if not stacked:
         raise ModelFilesError(f"{folder} has no adapters of tasks in its weights, which --enable-lora would serve")
-    for layer in layers:
+    if len(types := sorted({dtype for dtype, _ in stacked.values()})) > 1:
+        raise ModelFilesError(f"{folder}: the adapters of its tasks have several types: {', '.join(types)}")
+    for layer in _layers(stacked):
         a, b = stacked.get(f"{layer}{MARK}A"), stacked.get(f"{layer}{MARK}B")
         if a is None or b is None or {len(a[1]), len(b[1])} != {len(tasks)} or a[1].ndim + b[1].ndim != 6:
             raise ModelFilesError(f"{folder}: {layer} lacks adapters of {len(tasks)} tasks")
+    return stacked
+
+
+def digest_of(stacked: dict[str, Stacked], tasks: list[str], rank: int, alpha: float) -> str:
+    """A digest of all that `write_adapters` writes."""
+    digest = hashlib.sha256(repr((VERSION, tasks, rank, alpha)).encode())
+    for name, (dtype, bits) in sorted(stacked.items()):
+        digest.update(repr((name, dtype, bits.shape)).encode())
+        digest.update(bits.data)
+    return digest.hexdigest()
+
+
+def write_adapters(stacked: dict[str, Stacked], into: Path, tasks: list[str], rank: int, alpha: float) -> None:
+    """Write an adapter's folder for each task. Raises ModelFilesError, OSError."""
+    layers = _layers(stacked)
     config: dict[str, Any] = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha}
     if any(layer.endswith(TYPES) for layer in layers):
         config |= {"rank_pattern": {WORDS: 2 * rank}, "alpha_pattern": {WORDS: 2 * alpha}}
     for number, task in enumerate(tasks):
         made = into / task
         made.mkdir()
-        (made / "adapter_config.json").write_text(json.dumps(config))
-        _write(made / "adapter_model.safetensors", _of_task(stacked, layers, number))
+        (made / CONFIG).write_text(json.dumps(config))
+        _write(made / WEIGHTS, _of_task(stacked, layers, number))
+
+
+def _layers(stacked: dict[str, Stacked]) -> list[str]:
+    return sorted({name.partition(MARK)[0] for name in stacked})
 
 
 def _stacked(folder: Path) -> Iterator[tuple[str, Stacked]]:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with path.open("rb") as file:
-                size = int.from_bytes(file.read(8), "little")
-                header = msgspec.json.decode(file.read(size), type=dict[str, dict[str, Any]])
+                length = int.from_bytes(file.read(8), "little")
+                if length > MAX_HEADER_BYTES:
+                    raise ValueError(f"its header has {length} bytes; at most {MAX_HEADER_BYTES} are read")
+                header = msgspec.json.decode(file.read(length), type=dict[str, dict[str, Any]])
+                size = os.fstat(file.fileno()).st_size - 8 - length
                 for name, entry in header.items():
                     if MARK in name:
                         item = ITEM[entry["dtype"]]
                         begin, end = entry["data_offsets"]
-                        file.seek(8 + size + begin)
+                        if not 0 <= begin <= end <= size:
+                            raise ValueError(f"{name} lies at {begin} to {end} of {size} bytes")
+                        file.seek(8 + length + begin)
                         bits = np.frombuffer(file.read(end - begin), item).reshape(entry["shape"])
                         yield name, (entry["dtype"], bits)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelFilesError(f"{path}: the adapters of its tasks cannot be read: {error}") from None
 
 
@@ -86,7 +114,7 @@ def _of_task(stacked: dict[str, Stacked], layers: list[str], number: int) -> Bit
 
 def _with_types(a: np.ndarray, b: np.ndarray, types_a: np.ndarray, types_b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A [rows, 2 r] and B [2 r, H] of words and of the one token type."""
-    if len(types_a) != 1 or types_b.shape != b.shape or types_b.dtype != b.dtype:
+    if len(types_a) != 1 or types_b.shape != b.shape:
         raise ModelFilesError("adapters of tasks change a table of several token types: such models are served without them")
     return np.hstack((a, np.broadcast_to(types_a, (len(a), types_a.shape[1])))), np.vstack((b, types_b))
 
@@ -102,3 +130,5 @@ def _write(path: Path, tensors: Bits) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, bits in tensors.values():
             file.write(np.ascontiguousarray(bits).data)
+        file.flush()
+        os.fsync(file.fileno())

@@ -8,7 +8,6 @@ from quire.ipc.cpu_memory import (
     WORKER_BYTES,
     CpuNeeds,
     available,
-    available_bytes,
     default_kv_bytes,
     process_bytes,
     refusal,
@@ -39,11 +38,11 @@ def limits(folder, version, limit, use, cached=0):
 
 
 def test_without_a_cgroup_mem_available_counts_and_swap_does_not(tmp_path):
-    assert available_bytes(machine(tmp_path, {})) == 16 * GIB
+    assert available(machine(tmp_path, {})).num_bytes == 16 * GIB
 
 
 def test_where_nothing_tells_nothing_is_known(tmp_path):
-    assert available_bytes(tmp_path) is None
+    assert available(tmp_path) is None
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -60,23 +59,23 @@ def test_the_smallest_room_along_the_path_counts(tmp_path, version, inner, outer
 def test_a_cgroup_without_a_limit_counts_for_nothing(tmp_path, version, no_limit):
     mount, line = (V1, "4:memory:/a\n") if version == 1 else (f"{V2}/unified", "0::/a\n")
     files = {"proc/self/cgroup": line, **limits(f"{mount}/a", version, no_limit, GIB)}
-    assert available_bytes(machine(tmp_path, files)) == 16 * GIB
+    assert available(machine(tmp_path, files)).num_bytes == 16 * GIB
 
 
 @pytest.mark.parametrize("line", ["4:memory:/docker/0123\n", "4:memory:/../other\n"])
 def test_a_container_sees_its_cgroup_at_the_mount(tmp_path, line):
     files = {"proc/self/cgroup": line, **limits(V1, 1, 3 * GIB, GIB)}
-    assert available_bytes(machine(tmp_path, files)) == 2 * GIB
+    assert available(machine(tmp_path, files)).num_bytes == 2 * GIB
 
 
 def test_pages_of_files_can_be_dropped(tmp_path):
     files = {"proc/self/cgroup": "4:memory:/a\n", **limits(f"{V1}/a", 1, 3 * GIB, 2 * GIB, cached=GIB)}
-    assert available_bytes(machine(tmp_path, files)) == 2 * GIB
+    assert available(machine(tmp_path, files)).num_bytes == 2 * GIB
 
 
 def test_a_full_cgroup_has_no_room(tmp_path):
     files = {"proc/self/cgroup": "4:memory:/a\n", **limits(f"{V1}/a", 1, GIB, 2 * GIB)}
-    assert available_bytes(machine(tmp_path, files)) == 0
+    assert available(machine(tmp_path, files)).num_bytes == 0
 
 
 # -------------------------------------------------------------------------------------------------- how it is divided

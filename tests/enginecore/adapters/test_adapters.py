@@ -9,7 +9,7 @@ from core_by_hand import EPOCH, add, kill
 
 from quire.enginecore.adapters.adapters import CHANGED
 from quire.enginecore.adapters.hub import Hub
-from quire.ipc.adapters import HOST_ONLY, AdapterUse
+from quire.ipc.adapters import HOST_ONLY, AdapterInfo, AdapterLimits, AdapterUse
 from quire.ipc.messages.frontend import (
     AdaptersChanged,
     Heartbeat,
@@ -30,6 +30,7 @@ from quire.ipc.messages.utilities import (
     UnloadAdapter,
     UtilityFailed,
 )
+from quire.workers.adapters.peft import read_adapter
 
 
 @pytest.fixture
@@ -255,6 +256,25 @@ def test_a_request_of_a_lost_engine_goes_on_with_the_same_file_only(core, tmp_pa
     write_folder(tmp_path / "a", fill=5)
     error = resumed(2, file)
     assert error.code == "engine_error" and CHANGED in error.message
+
+
+def test_a_task_of_the_model_is_found_by_its_name(tmp_path):
+    """Each engine may have its own file of it."""
+    core = Core(tmp_path / "dirs", limits={"tasks": ("sql",)})
+    try:
+        ours, theirs = (read_adapter(write_folder(tmp_path / name), AdapterLimits()) for name in ("ours", "theirs"))
+        outcomes = core.adapters.begin_with({"sql": ours}, Hub())
+        core.until(lambda: outcomes == {"sql": ""})
+        request, out = add(1, num_tokens=10, max_tokens=6), expected(1)
+        task = msgspec.structs.replace(request.task, resume=Resume([np.asarray(out[:2], np.int32).tobytes()], 1))
+        core.sender.send(msgspec.structs.replace(request, task=task, adapter=AdapterUse("sql", theirs.file)))
+        assert core.output(1) == out[2:]
+        assert core.ask(RestoreAdapters([AdapterInfo("sql", theirs.file, loaded_at=1e12)])) == AdaptersRestored([])
+        answer = core.ask(LoadFolder("sql", str(tmp_path / "ours"), in_place=True))
+        assert answer == UtilityFailed("invalid", "The name 'sql' is that of one of the model's tasks.")
+        assert core.run(2, "sql") == out
+    finally:
+        core.close()
 
 
 def test_a_file_that_changed_meanwhile_is_loaded_anew_and_who_waits_is_told(core, tmp_path):

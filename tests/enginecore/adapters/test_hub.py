@@ -71,6 +71,16 @@ def test_what_cannot_be_downloaded_is_said(core, hub, path, code, said):
     assert not hub.downloaded and not len(core.adapters.registry)
 
 
+def test_a_path_with_a_typing_error_is_not_looked_for_on_the_hub(core, hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path / "dirs")
+    (tmp_path / "dirs" / "adapters").mkdir()
+    for owners, said in (("*",), "'adapters' is a folder here"), (("*", "adapters"), "nor an adapter on the hub"):
+        assert not hub.tokens
+        core.adapters.begin_with({}, Hub(owners, str(tmp_path / "cache"), "hf_secret"))
+        answer = core.ask(LoadFolder("sql", "adapters/sqll"))
+        assert answer.code == "not_found" and said in answer.message
+
+
 def test_a_repository_without_an_adapter_is_refused_by_the_file_that_it_lacks(core, hub):
     del hub.files["adapter_model.safetensors"]
     answer = core.ask(LoadFolder("sql", "owner/sql"))

@@ -28,7 +28,7 @@ from quire.workers.models.config import (
 )
 from quire.workers.models.decoder import MakeBlock
 from quire.workers.models.fields import Json, number, read_rope, size
-from quire.workers.models.fused import RowsByName, RowsOf, pair, separate
+from quire.workers.models.fused import RowsByName, RowsOf, separate
 from quire.workers.models.spellings import ACTIVATIONS
 from quire.workers.models.step_context import StepContext
 from quire.workers.shard import Shard
@@ -92,10 +92,6 @@ class PostNormBlock(Module):
         assert x is None and logits_indices is None, "all tokens of an encoder are computed"
         h = self.post_attention_layernorm.add(self.self_attn.of(residual, context, None), residual)
         return None, self.post_mlp_layernorm.add(self.mlp.of(h), h)
-
-
-def gated_block(config: ModelConfig, spec: LayerSpec, place: Placement, layer: int) -> Module:
-    return PostNormBlock(config, spec, place, layer, gate_up=pair)
 
 
 def read_heads(fields: Json) -> AttentionSpec:
