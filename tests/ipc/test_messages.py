@@ -62,6 +62,7 @@ def values_of(kind) -> st.SearchStrategy:
         float: st.floats(allow_nan=False),
         str: st.text(max_size=20),
         bytes: st.binary(max_size=20),
+        memoryview: st.binary(max_size=20).map(memoryview),
         bool: st.booleans(),
         type(None): st.none(),
     }
