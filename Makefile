@@ -50,23 +50,18 @@ run: $(FOR_RUN)
 	@exec $(BIN)/quire serve --port $(PORT) $(ARGS)
 
 # The Triton interpreter is chosen when Triton is imported, so its tests have processes of their own; what PYTEST_ARGS names may
-# have none of them, which is status 5. They share nothing in a file, so an idle process takes tests from the other. They compute
-# and never wait, so they run beside the others at a low priority, in the time that those wait for processes, and each may take
-# longer. Both always run.
+# have none of them, which is status 5. They share nothing in a file, so an idle process takes tests from the other. Both always run.
 test: MARKS := not slow
 test: INTERPRETED := interpret and not slow
 test-all: MARKS :=
 test-all: INTERPRETED := interpret
 test test-all: $(FOR_TEST)
-	@failed=0; said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
-	TRITON_INTERPRET=1 nice -n 10 env $(PYTEST) --dist worksteal -o faulthandler_timeout=1200 -m '$(INTERPRETED)' \
-		$(or $(PYTEST_ARGS),tests/kernels) >"$$said" 2>&1 & \
+	@failed=0; \
+	TRITON_INTERPRET=1 $(PYTEST) --dist worksteal -m '$(INTERPRETED)' $(or $(PYTEST_ARGS),tests/kernels) || [ $$? -eq 5 ] || failed=1; \
 	$(PYTEST) -m '$(MARKS)' $(PYTEST_ARGS) || failed=1; \
-	wait $$! || [ $$? -eq 5 ] || failed=1; \
-	cat "$$said"; \
 	exit $$failed
 
-# Half a minute of it, with cases that are the same in each run, is a part of the tests.
+# A minute of it, with cases that are the same in each run, is a part of the tests.
 fuzz: $(FOR_TEST)
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 

@@ -188,6 +188,7 @@ def suite(tmp_path) -> Suite:
     return Suite(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_call_runs_only_what_failed(suite):
     (suite.folder / "quick").touch()
     status, result, text = suite.call()

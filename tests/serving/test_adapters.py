@@ -148,6 +148,7 @@ def kill(served, module):
             process.kill()
 
 
+@pytest.mark.slow
 def test_adapters_outlive_workers_and_engines(folder):
     """Those that were loaded while the server ran come back, and requests that ran go on with theirs."""
     with Served(*FLAGS, "--lora-dirs", str(folder / "dir")) as served:

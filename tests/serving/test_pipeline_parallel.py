@@ -38,6 +38,7 @@ def alone(**params: object) -> list[int]:
     return InlineEngine(BUNDLED).generate([IDS], SamplingParams(max_tokens=24, ignore_eos=True, **params))[0]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_two_stages_give_the_tokens_of_one_and_a_killed_one_is_named_and_both_are_replaced(two: Served) -> None:
     assert len(two.pids(WORKER)) == 2
     for params in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 3, "top_p": 0.9, "presence_penalty": 0.4}):

@@ -173,6 +173,7 @@ def test_a_draft_model_changes_no_answer(both: tuple[Served, Served]) -> None:
 
 
 @pytest.mark.parametrize("method", ["eagle3", pytest.param("draft_model", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_the_bundled_models_drafters_change_no_answer(both: tuple[Served, Served], method: str) -> None:
     plain, _ = both
     with Served(*SMALL, "--spec-method", method) as drafting:
@@ -184,6 +185,7 @@ def test_the_bundled_models_drafters_change_no_answer(both: tuple[Served, Served
         assert drafting.end() == 0
 
 
+@pytest.mark.slow
 def test_a_models_own_layers_draft_for_it() -> None:
     """A hybrid's, told by the number of drafts alone."""
     folder = str(mtp_model("qwen3.5"))

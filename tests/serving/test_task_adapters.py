@@ -27,6 +27,7 @@ def vectors(served, **more):
     return np.array([each["embedding"] for each in found["data"]]) if answer.status == 200 else (answer.status, str(found))
 
 
+@pytest.mark.slow
 def test_each_request_chooses_its_task(folder):
     with Served(str(folder), *FLAGS) as served:
         retrieval, said = vectors(served), vectors(served, task="other")
