@@ -112,8 +112,12 @@ def test_requests_that_need_a_failed_item_end_alone(name, fault, late):
     assert engine.ask(PROMPTS) == want
 
 
-@pytest.mark.parametrize("late", [0, 1, 3, None])
-@pytest.mark.parametrize("name", ["gemma3-seen", "gemma3-narrow-seen"])
+SLOW = [pytest.param(name, late, marks=pytest.mark.slow) for name in ("gemma3-seen", "gemma3-narrow-seen") for late in (1, 3)]
+QUICK = [("gemma3-narrow-seen", 0), ("gemma3-seen", None)]
+OTHERS = [pytest.param(name, late, marks=pytest.mark.slow) for late, name in ((0, "gemma3-seen"), (None, "gemma3-narrow-seen"))]
+
+
+@pytest.mark.parametrize(("name", "late"), [*QUICK, *SLOW, *OTHERS])
 def test_nothing_wrong_is_left_in_blocks_that_a_window_has_given_back(name, late):
     prompts = {**SQUARES, "bad for long": [BAD_SQUARE, *[TEXT] * 5]}
     want = {key: reference(name, parts, 12) for key, parts in prompts.items()}

@@ -44,7 +44,7 @@ def test_tokens_are_those_without_drafts(name, scheduling):
     assert engine.scheduler.counters.windows.so_far().draft_tokens > 0
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "mimo", "qwen3.5"])
+@pytest.mark.parametrize("name", ["mimo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deepseek-v3", "qwen3.5"))])
 def test_a_prefix_that_is_hit_is_whole_and_right(name):
     """No token is computed twice for its hidden state: the one before a hit's end is kept with its block."""
     plain, engine = (engine_of(name, window, max_model_len=400) for window in (0, 5))

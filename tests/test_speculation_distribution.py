@@ -55,7 +55,7 @@ def cells_of(tokens):
 @pytest.mark.parametrize(
     ("how", "drafter"),
     [
-        ({}, "itself"),
+        pytest.param({}, "itself", marks=pytest.mark.slow),
         pytest.param({}, "ngram", marks=pytest.mark.slow),
         pytest.param({"quantization": "fp8"}, "itself", marks=pytest.mark.slow),
         pytest.param({"quantization": "int4"}, "itself", marks=pytest.mark.slow),

@@ -203,6 +203,7 @@ def test_a_second_call_runs_only_what_failed(suite):
     assert suite.call("--anew", "-k", "quick")[1]["passed"] == 4 and len(suite.ran()) == 8
 
 
+@pytest.mark.slow
 def test_what_is_cut_off_is_run_by_the_next_call(suite):
     words = ["-p", "xdist", "-n", "2", "--deselect", "test_it.py::test_fails_until_mended"]
     status, result, text = suite.call(*words, patches=CUT)

@@ -11,6 +11,7 @@ from client_packages import Server
 from schemathesis_run import run
 
 
+@pytest.mark.slow
 def test_a_few_cases(server: Server, tmp_path: Path) -> None:
     code, number, output = run(server.url, 1, 1, str(tmp_path), server.key, phases="examples,fuzzing")
     assert code == 0 and number >= 40, output

@@ -145,7 +145,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "script",
-    [OFFLINE, TOOLS, STRUCTURED, BEAMS, STREAMING],
+    [OFFLINE, pytest.param(TOOLS, marks=pytest.mark.slow), STRUCTURED, pytest.param(BEAMS, marks=pytest.mark.slow), STREAMING],
     ids=["offline", "tools", "structured", "beams", "streaming"],
 )
 def test_a_script_for_vllm_runs(tmp_path, script):

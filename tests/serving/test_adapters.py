@@ -166,6 +166,7 @@ def test_adapters_outlive_workers_and_engines(folder):
         assert {"x", "y", "z"} <= {card["id"] for card in listed}
 
 
+@pytest.mark.slow
 def test_replicas_have_the_same_adapters(folder):
     with Served(*FLAGS, "--data-parallel-size", "2", "--lora-dirs", str(folder / "dir")) as served:
         url = served.url()

@@ -57,6 +57,7 @@ def spread(keys: Keys) -> Iterator[Spread]:
         assert spread.other.end() == 0
 
 
+@pytest.mark.slow
 def test_two_hosts_give_the_tokens_of_one_and_a_killed_rank_is_named_with_its_host(spread: Spread) -> None:
     served, other = spread.served, spread.other
     assert len(served.pids(WORKER)) == len(other.pids(WORKER)) == 1

@@ -353,6 +353,7 @@ def test_a_client_in_python(server):
     asyncio.run(ask())
 
 
+@pytest.mark.slow
 def test_offline(tmp_path):
     (tmp_path / "a.png").write_bytes(seeing_model.png(A))
     options = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_model_len": 256, "cpu_kv_cache_gib": 0.05}

@@ -143,7 +143,7 @@ def test_a_call_that_must_be_made_is_the_one_that_would_be_made(client: openai.O
 
 TWO_CITIES = [
     ("What is the weather in Paris and in Rome?", ("Paris", "Rome")),
-    ("Tell me the weather in Oslo and Cairo.", ("Oslo", "Cairo")),
+    pytest.param("Tell me the weather in Oslo and Cairo.", ("Oslo", "Cairo"), marks=pytest.mark.slow),
 ]
 PARALLEL: list[dict[str, Any]] = [{}, {"parallel_tool_calls": True}]
 

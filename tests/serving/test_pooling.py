@@ -239,6 +239,7 @@ def test_a_chat_template_of_pairs_makes_their_prompts(scorer: tuple[Served, Any]
         assert other.end() == 0
 
 
+@pytest.mark.slow
 def test_requests_outlive_a_worker_that_is_killed(embedder: Served) -> None:
     texts = [f"{i} " + "page after page " * 30 for i in range(300)]
     wanted, found = vectors(embedder, texts[:20]), []
