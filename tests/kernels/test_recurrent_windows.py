@@ -199,6 +199,7 @@ def by_columns():
 
 
 @interpreted
+@pytest.mark.slow
 def test_states_by_columns_interpreted(monkeypatch):
     _, _, mamba = kernels()
     monkeypatch.setattr(inspect.getmodule(mamba), "DECODE_CHANNELS", 8)
