@@ -1,4 +1,4 @@
-"""What prompts and agents' sessions take on any OpenAI-compatible server, by URL: the same requests for Quire and for vLLM.
+"""Time of prompts and agents' sessions on any OpenAI-compatible server, by URL: the same requests for Quire and for vLLM.
 
     agent_session.py --url http://127.0.0.1:8000 --model NAME [--sessions 4] [--tokens 20000]
     agent_session.py --start "quire serve MODEL --port 8000 --load-format dummy" --model MODEL [--starts 2]

@@ -145,7 +145,7 @@ async def again(args: argparse.Namespace) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ parts with many processes
 class Share(NamedTuple):
-    """What a process of clients does: so many requests, so many of them at once."""
+    """The part of a process of clients: so many requests, so many of them at once."""
 
     part: str
     number: int

@@ -5,7 +5,7 @@
 
 Rows have the adapters in turn. A row of the table: kernel, layer, µs a call, the µs that its bytes alone would take, and their
 quotient. `product` is the layer's without an adapter, `apart` a product behind `shrink`, `beside` one launch for both if there
-is one, `beside all` also if `linear_hopper.shrinks` says no. Of o and down, `norm` is the next one, `norm apart` a norm behind
+is one, `beside all` also if `linear_hopper.shrinks` says no. `norm` is the norm behind o and down, `norm apart` a norm behind
 `expand`, `norm term` one that adds the adapter itself. --tune times `shrink` with other chunks and the others with other blocks
 of outputs. As in kernels_small.py, calls follow each other without a gap, and a layer's input and output are as warm as in a
 model. Ends in one line of JSON.
@@ -93,7 +93,7 @@ def bench(table: Table, name: str, sizes: list[int], num_inputs: int, args: argp
 
 
 def bench_norm(table: Table, name: str, sizes: list[int], num_inputs: int, args: argparse.Namespace, rows: int) -> None:
-    """The norm behind o or down, whose product has left partial sums as it does with so many rows."""
+    """The norm behind o or down. The product has left partial sums, as it does with so many rows."""
     [width], into, used = sizes, grouped(rows, args.adapters), min(rows, args.adapters)
     shape, bytes_b = f"{name} {rows} rows, {used} adapters", used * args.rank * width * 2
     weights = [random_weights(args.adapters, args.rank, num_inputs, sizes) for _ in range(min(copies(bytes_b), 32))]

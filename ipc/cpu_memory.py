@@ -49,7 +49,7 @@ class Available(NamedTuple):
 
 # -------------------------------------------------------------------------------------------------------- what is there
 def available(root: Path = Path("/")) -> Available | None:
-    """What processes started now can take, by the /proc and /sys below `root`. None if neither tells, as on macOS."""
+    """Memory that processes started now can take, by the /proc and /sys below `root`. None if neither tells, as on macOS."""
     rooms = [Available(room, "the limit of the cgroup") for room in _cgroup_rooms(root)]
     free = _mem_available(_text(root / "proc/meminfo"))
     return min([*rooms, *([] if free is None else [Available(free, "MemAvailable")])], default=None)

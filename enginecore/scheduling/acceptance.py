@@ -6,8 +6,8 @@
 
 `worth` counts the drafts of a step's rows by survival, in bins: so many drafts, of the greatest survival, give so many tokens.
 The device shares drafts out alike, by what it learns from the same results (kernels/step/survival.py), so nothing need be sent.
-Its running means are of 8 drafts a row and place: good enough to order rows, but a poor forecast. Simulated steps whose number
-of drafts was chosen by the device's histogram gave 0.90 to 0.99 of the best fixed window's tokens a second where all rows are
+Its running means are of 8 drafts a row and place: good enough to order rows, but a poor forecast. Simulated steps with a number
+of drafts chosen by the device's histogram gave 0.90 to 0.99 of the best fixed window's tokens a second where all rows are
 alike, and those chosen by `worth` 0.98 to 1.05 (benchmarks/LOG.md).
 Owned by Verification.
 """

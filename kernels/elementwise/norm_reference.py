@@ -16,7 +16,7 @@ Weighs = Literal["rounded", "wide", "plus_one"]
 
 
 class Term(NamedTuple):
-    """What a norm's kernel needs to add LoRA adapters' scale * B h to its x [T, H] itself: those of a layer of one piece."""
+    """All a norm's kernel needs to add LoRA adapters' scale * B h to its x [T, H] itself: those of a layer of one piece."""
 
     h: torch.Tensor  # float32 [T, R], or partial sums [S, T, R]
     b: torch.Tensor  # and the others, as of kernels/lora/tables.py

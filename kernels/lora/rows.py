@@ -20,7 +20,7 @@ BLOCK_N = 128  # outputs of a program of `gated`
 
 @triton.jit
 def rows_of_a(ids, ranks, n, PIECES: tl.constexpr, R: tl.constexpr, RANK_STEP: tl.constexpr):
-    """Of the first token's adapter and places n in its h: A's rows among those of all slots, whether they are there, and
+    """For the first token's adapter and places n in its h: A's rows among those of all slots, whether they are there, and
     whether h is to be written."""
     slot = tl.load(ids)
     rank = tl.load(ranks + slot * PIECES + n // R, (slot >= 0) & (n < PIECES * R), other=0)

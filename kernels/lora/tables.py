@@ -131,7 +131,7 @@ class LoraSchedule:
 
 
 class Shrink(NamedTuple):
-    """What a kernel of a product needs to compute h of `products.shrink` beside it, of the same x [T, in]."""
+    """All that a kernel of a product needs to compute h of `products.shrink` beside it, of the same x [T, in]."""
 
     a: torch.Tensor  # [S, P, R, in], as of `LoraWeights`
     ranks: torch.Tensor

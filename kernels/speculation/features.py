@@ -1,4 +1,4 @@
-"""What a head's pass reads of the step before it: the feature of each token's predecessor; `features_cpu` is the reference.
+"""A head's pass reads this of the step before it: the feature of each token's predecessor; `features_cpu` is the reference.
 
     read    [T, D]: for each token of the pass a row of the step's features, or of those kept by KV block; a program a token
             and PART of its numbers

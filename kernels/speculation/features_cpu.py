@@ -1,4 +1,4 @@
-"""What a head's pass reads of the step before it, in torch: the CPU worker's path and the oracle of `features`.
+"""The features that a head's pass reads of the step before it, in torch: the CPU worker's path and the oracle of `features`.
 
 A head's entry for a token needs the feature of the token before it. Within a step that is among the step's features. For the
 first token of a row it is kept from before: of each KV block, the feature of its last computed token.
@@ -20,7 +20,7 @@ def read_features(
     num_rows: int,
     block_size: int,
 ) -> torch.Tensor:
-    """[num_tokens, D]: for each token of a pass, whose inputs are built, the feature of the token before it.
+    """[num_tokens, D]: for each token of a pass with its inputs built, the feature of the token before it.
 
     of_step: [n, D], those of the step before the pass, of which the tokens are in the tables. kept: [num_blocks, D], by KV
     block; it then gets the step's features of tokens that end a block, or that are the last computed ones of their row.

@@ -18,7 +18,7 @@ MANY = 12  # cases of one test in the interpreter
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of an interpreted test with many cases half are slow, drawn by their names: the same in every run."""
+    """Half the cases of an interpreted test with many are slow, drawn by their names: the same in every run."""
     own = [item for item in items if item.get_closest_marker("interpret") and not item.get_closest_marker("slow")]
     cases = Counter(item.nodeid.partition("[")[0] for item in own)
     for item in own:

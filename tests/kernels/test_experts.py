@@ -209,7 +209,7 @@ def test_experts(shape, dtype):
 @pytest.mark.parametrize("act", [Relu2(), Gelu()])
 @pytest.mark.parametrize("shape", [*SHAPES, *((rows, *NEMOTRON) for rows in (1, 2, 16, 64, 600))])
 def test_experts_without_a_gate(shape, act, dtype):
-    """Of many rows on a Hopper, too, where the kernel knows Relu2 alone."""
+    """This holds for many rows on a Hopper, too, where the kernel knows Relu2 alone."""
     compare(shape, dtype, "cuda", None, act)
 
 

@@ -1,4 +1,4 @@
-"""What a head reads of a step: the kernels write what torch writes, at odd sizes, whatever the rows have been through."""
+"""A head reads features of a step: the kernels write what torch writes, at odd sizes, whatever the rows have been through."""
 
 import numpy as np
 import pytest

@@ -73,11 +73,11 @@ class StepAdapters:
         return x
 
     def beside(self, tokens: int, weights: LoraWeights) -> Shrink | None:
-        """What the kernel of a product of so many tokens needs to compute `shrink` itself; None: it must not."""
+        """All that the kernel of a product of so many tokens needs to compute `shrink` itself; None: it must not."""
         return None
 
     def term(self, h: torch.Tensor, tokens: int, weights: LoraWeights) -> Term | None:
-        """What a norm's kernel needs to do as `expand` for so many tokens; None: it must not."""
+        """All that a norm's kernel needs to do as `expand` for so many tokens; None: it must not."""
         return None
 
     def expand(self, h: torch.Tensor, y: torch.Tensor, weights: LoraWeights) -> torch.Tensor:

@@ -20,11 +20,11 @@ class Adapter:
         return x
 
     def beside(self, x: torch.Tensor) -> Shrink | None:
-        """What a kernel of the layer's product needs to compute `shrink` of x [T, in] itself; None: call `shrink`."""
+        """All that a kernel of the layer's product needs to compute `shrink` of x [T, in] itself; None: call `shrink`."""
         return None
 
     def term(self, h: Any, num_tokens: int) -> Term | None:
-        """What a norm behind the layer needs to do as `expand`; None: call `expand`."""
+        """All that a norm behind the layer needs to do as `expand`; None: call `expand`."""
         return None
 
     def expand(self, h: Any, y: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class Features:
         most_tokens: int,
         *sizes: int,
     ) -> torch.Tensor:
-        """[T, D]: for each token of a pass, whose inputs are built, the feature of the token before it.
+        """[T, D]: for each token of a pass with its inputs built, the feature of the token before it.
 
         The pass is behind a step of at most most_tokens tokens, whose features are kept then; its tokens are in the tables.
         sizes: the KV group, the tokens and rows of the pass, and the tokens of a KV block. kernels: the device's `features`.

@@ -116,7 +116,7 @@ class ModelItems:
 
     @property
     def graphs(self) -> "TowerGraphs | None":
-        """Of the encoder's runs, if some were captured."""
+        """The graphs of the encoder's runs, if some were captured."""
         return self._tower.graphs
 
     def encode(self, arrived: list[Arriving]) -> torch.Tensor:
